@@ -1,0 +1,249 @@
+"""A run folder on disk: one writer at a time, appended line by line, never half a file.
+
+manifest.json and levels.csv are replaced atomically; requests.jsonl is only ever appended to, and a line cut off by a
+crash is ignored by readers and closed off by the next writer. A folder that is to be committed may hold
+requests.jsonl.gz instead.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import gzip
+import io
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import msgspec
+import pandas as pd
+
+from harness.errors import UserError
+from harness.records import SCHEMA_VERSION, LevelRow, Manifest, RequestRecord
+
+MANIFEST, REQUESTS, LEVELS = "manifest.json", "requests.jsonl", "levels.csv"
+PACKED_REQUESTS = REQUESTS + ".gz"
+_COLUMNS = LevelRow.__struct_fields__
+_encoder = msgspec.json.Encoder()
+
+
+class RunFolder:
+    """Reads a run folder.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        UserError: it is no run folder, or one of another schema.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest = _read_manifest(path)
+
+    def levels(self) -> list[LevelRow]:
+        """The rows of levels.csv, oldest first; [] before the first point."""
+        file = self.path / LEVELS
+        if not file.exists():
+            return []
+        with _reading(file), file.open(newline="", encoding="utf-8") as lines:
+            table = csv.DictReader(lines, strict=True)
+            return [_row(file, number, cells) for number, cells in enumerate(table, start=2)]
+
+    def levels_frame(self) -> pd.DataFrame:
+        """`levels` as a table, one column per field of LevelRow."""
+        return pd.DataFrame([msgspec.structs.asdict(row) for row in self.levels()], columns=list(_COLUMNS))
+
+    def requests(self) -> Iterator[RequestRecord]:
+        """Every record of requests.jsonl (or its .gz), in the order they finished; a cut last line is left out."""
+        decoder = msgspec.json.Decoder(RequestRecord)
+        file = self._requests_file()
+        with _reading(file), _open_lines(file) as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.endswith(b"\n"):
+                    return
+                if line.strip():
+                    yield _decoded(decoder, line, f"{file}:{number}")
+
+    def _requests_file(self) -> Path:
+        packed = self.path / PACKED_REQUESTS
+        return packed if packed.exists() else self.path / REQUESTS
+
+
+class RunWriter:
+    """Writes a run folder; holds its lock while open, so two processes never write one run.
+
+    Use `create` for a new run, `resume` for one that exists.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, lock: IO[str]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._lock = lock
+        self._rows = RunFolder(path).levels()
+        self._requests = _open_for_append(path / REQUESTS)
+
+    @classmethod
+    def create(cls, path: Path, manifest: Manifest) -> RunWriter:
+        """Make the folder and write its manifest.
+
+        Raises:
+            UserError: the folder already holds a run, or cannot be written.
+        """
+        if (path / MANIFEST).exists():
+            raise UserError(f"{path} already holds a run; add --resume to go on with it, or give another --out")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = _locked(path)
+            _replace(path / MANIFEST, msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n")
+        except OSError as error:
+            raise UserError(f"cannot write the run folder {path}: {error.strerror}; give another --out") from error
+        return cls(path, manifest, lock)
+
+    @classmethod
+    def resume(cls, path: Path) -> RunWriter:
+        """Open a run to go on with it.
+
+        Raises:
+            UserError: no run there, another schema, or another process is writing it.
+        """
+        manifest = _read_manifest(path)
+        if (path / PACKED_REQUESTS).exists():
+            raise UserError(f"{path} is packed ({PACKED_REQUESTS}); gunzip it first to resume the run")
+        try:
+            return cls(path, manifest, _locked(path))
+        except OSError as error:
+            raise UserError(f"cannot write the run folder {path}: {error.strerror}; mend its permissions") from error
+
+    @property
+    def rows(self) -> tuple[LevelRow, ...]:
+        return tuple(self._rows)
+
+    def set_manifest(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        _replace(self.path / MANIFEST, msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n")
+
+    def add_requests(self, records: Iterable[RequestRecord]) -> None:
+        """Append records; they are in the operating system's hands when this returns."""
+        self._requests.write(b"".join(_encoder.encode(record) + b"\n" for record in records))
+        self._requests.flush()
+
+    def put_row(self, row: LevelRow) -> None:
+        """Add the row of a point, in place of an earlier attempt's."""
+        os.fsync(self._requests.fileno())
+        self._rows = [old for old in self._rows if old.key != row.key] + [row]
+        _replace(self.path / LEVELS, _csv(self._rows))
+
+    def close(self) -> None:
+        self._requests.close()
+        self._lock.close()
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _read_manifest(path: Path) -> Manifest:
+    file = path / MANIFEST
+    try:
+        body = file.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} is not a run folder: {file}: {error.strerror}; name one made by sweep") from error
+    try:
+        schema = msgspec.json.decode(body, type=_Schema).schema
+        if schema != SCHEMA_VERSION:
+            raise UserError(
+                f"{file} has schema {schema}, this SpecPivot reads {SCHEMA_VERSION}; use the version that wrote it"
+            )
+        return msgspec.json.decode(body, type=Manifest)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is damaged: {error}; restore it from a copy") from error
+
+
+class _Schema(msgspec.Struct):
+    schema: int
+
+
+class _reading:
+    """Turns what a damaged file raises into one line."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, FileNotFoundError):
+            raise UserError(f"{self.file} is missing; the run folder is incomplete") from error
+        if isinstance(error, (OSError, EOFError, csv.Error, UnicodeDecodeError)):
+            raise UserError(f"{self.file} cannot be read: {error}; restore it from a copy") from error
+
+
+def _decoded(decoder: msgspec.json.Decoder[RequestRecord], line: bytes, place: str) -> RequestRecord:
+    try:
+        return decoder.decode(line)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise UserError(f"{place} is damaged: {error}; restore the file from a copy") from error
+
+
+def _row(file: Path, number: int, cells: dict[str, str]) -> LevelRow:
+    known = {name: text for name, text in cells.items() if name in _COLUMNS and text not in ("", None)}
+    try:
+        return msgspec.convert(known, LevelRow, strict=False)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{file}:{number} is damaged: {error}; recompute it with `specpivot verify --write`") from error
+
+
+def _csv(rows: list[LevelRow]) -> bytes:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(_COLUMNS)
+    table.writerows([_cell(value) for value in msgspec.structs.astuple(row)] for row in rows)
+    return text.getvalue().encode()
+
+
+def _cell(value: object) -> object:
+    if value is None:
+        return ""
+    return f"{value:.7g}" if isinstance(value, float) else value
+
+
+def _replace(file: Path, body: bytes) -> None:
+    """Write through a temporary file, so that a crash leaves the old one or the new one."""
+    temporary = file.with_name(f".{file.name}.new")
+    with temporary.open("wb") as out:
+        out.write(body)
+        out.flush()
+        os.fsync(out.fileno())
+    temporary.replace(file)
+
+
+def _locked(path: Path) -> IO[str]:
+    lock = (path / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise UserError(f"another process is writing {path}; wait for it, or give another --out") from None
+    return lock
+
+
+def _open_for_append(file: Path) -> IO[bytes]:
+    """Open requests.jsonl for appending; a line cut off by a crash is cut away first."""
+    with file.open("a+b") as end:
+        end.seek(0)
+        whole = 0
+        for line in end:
+            if line.endswith(b"\n"):
+                whole += len(line)
+        end.truncate(whole)
+    return file.open("ab")
+
+
+def _open_lines(file: Path) -> IO[bytes]:
+    return gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")  # type: ignore[return-value]
