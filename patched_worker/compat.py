@@ -43,6 +43,8 @@ ARRANGEMENTS: tuple[tuple[str, object, str], ...] = (
     ("speculative_token_map", None, "a draft token map is not validated; drop --speculative-token-map"),
     ("speculative_adaptive", False, "upstream's adaptive mode switches by itself; drop --speculative-adaptive"),
     ("speculative_use_rejection_sampling", False, "not validated; drop --speculative-use-rejection-sampling"),
+    ("enable_mixed_chunk", False, "a prefill would carry decode requests; drop --enable-mixed-chunk"),
+    ("enable_streaming_session", False, "a session keeps KV beyond a request; drop --enable-streaming-session"),
     ("enable_mis", False, "multi-item scoring is not validated; drop --enable-mis"),
 )
 
