@@ -81,13 +81,12 @@ def worker_class(base: Any, identity: Identity, settings: Settings) -> type:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self.specpivot = Control(settings.policy, self.speculative_num_steps, identity)
-            self.off_step = OffStep(self, self.specpivot, settings.draft_sync_steps)
             watch_target(self.target_worker.model_runner, self.specpivot)
             watch_draft(self.draft_worker, self.specpivot)
 
-        def init_cuda_graphs(self) -> None:
+        def init_cuda_graphs(self) -> None:  # the last of SGLang's start-up hooks: pools and backends exist by now
             super().init_cuda_graphs()
-            self.off_step.init_cuda_graphs()
+            self.off_step = OffStep(self, self.specpivot, settings.draft_sync_steps)
 
         @property
         def war_fastpath_runner(self) -> Any:  # 0.5.16's name
@@ -139,14 +138,11 @@ class OffStep:
         self._read_done = _READ_DONE[control.identity.version]
         self._graph_runner: Any = None
         self._attn_backend: Any = None  # None: the target's own
-        rows = worker.req_to_token_pool.req_to_token.shape[0]
+        self._req_to_token = worker.draft_worker.req_to_token_pool.req_to_token
         width = worker.speculative_num_draft_tokens
-        self.pending = Pending(rows, min(sync_steps or width, width), worker.device)
+        self.pending = Pending(len(self._req_to_token), min(sync_steps or width, width), worker.device)
         self.last_reader = self._draft.draft_runner
         share_only_what_is_written(self.pending)
-
-    def init_cuda_graphs(self) -> None:
-        """Capture the plain decode, where the target runs with graphs at all."""
 
     # ---- the step
 
@@ -212,7 +208,7 @@ class OffStep:
         import torch
         from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 
-        slots = self._worker.req_to_token_pool.req_to_token[batch.req_pool_indices, batch.seq_lens]
+        slots = self._req_to_token[batch.req_pool_indices, batch.seq_lens]
         batch.forward_mode = ForwardMode.DECODE
         batch.spec_info = None  # positions and KV indices would be taken from it
         batch.input_ids = tokens.to(torch.int64)
@@ -262,7 +258,7 @@ class OffStep:
         counts = host_counts.to(rows.device, non_blocking=True)
         start = batch.seq_lens - counts
         tokens, hidden = pending.window(rows, start)
-        slots = self._worker.req_to_token_pool.req_to_token[rows.unsqueeze(1), pending.positions(start)]
+        slots = self._req_to_token[rows.unsqueeze(1), pending.positions(start)]
         batch.out_cache_loc = slots.reshape(-1).to(torch.int64)
         batch.seq_lens = start
         if batch.seq_lens_cpu is not None:

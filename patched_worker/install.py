@@ -188,7 +188,7 @@ def gathered(scheduler: Any) -> dict[str, object]:
     State requests reach every rank at the same place of the scheduler's loop, so a gather here cannot deadlock.
     """
     control = control_of(scheduler)
-    world = scheduler.tp_worker.model_runner.tp_size
+    world = scheduler.tp_group.world_size
     prints = [control.fingerprint()]
     if world > 1:
         import torch.distributed
