@@ -14,12 +14,15 @@ from pathlib import Path
 import pytest
 
 from tests.sglang_cpu import models as tiny_models
-from tests.sglang_cpu import servers
+from tests.sglang_cpu import slot as slot_module
 from tests.sglang_cpu.references import References
 from tests.sglang_cpu.servers import ARRANGEMENTS, Arrangement, Server
+from tests.sglang_cpu.slot import Patched, Slot, static_eagle
+from tests.sglang_cpu.traffic import Answer
 
 HERE = Path(__file__).parent
 TEST_TIMEOUT_S = 900  # one test may build environments and start two servers on a busy machine
+SERVER_FIXTURES = ("unpatched", "patched")
 _absent: list[str] = []
 
 
@@ -38,6 +41,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.sglang)
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+    items.sort(key=_server_order)  # stable: what is not ours stays where it is
+
+
+def _server_order(item: pytest.Item) -> tuple[str, int]:
+    """Tests that need the same server follow one another."""
+    if not item.path.is_relative_to(HERE):
+        return ("", 0)
+    arrangement = item.callspec.params.get("arrangement") if hasattr(item, "callspec") else None
+    names = getattr(item, "fixturenames", ())
+    kind = next((rank for rank, name in enumerate(SERVER_FIXTURES) if name in names), len(SERVER_FIXTURES))
+    return (arrangement.name if arrangement else "zz", kind)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
@@ -82,25 +96,64 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def references(models: Path, logs: Path) -> References:
-    return References(models, logs)
+def slot(models: Path, logs: Path) -> Iterator[Slot]:
+    """Holds the one server that runs."""
+    slot = Slot(models, logs)
+    yield slot
+    slot.empty()
 
 
-@pytest.fixture(scope="session", params=ARRANGEMENTS, ids=lambda arrangement: arrangement.name)
-def unpatched_session(
-    request: pytest.FixtureRequest, models: Path, logs: Path, references: References
-) -> Iterator[tuple[Arrangement, Server]]:
-    arrangement: Arrangement = request.param
-    references.of(arrangement.release)  # first: one server at a time
-    arguments = [*servers.eagle_arguments(models, "draft-with-memory"), *arrangement.arguments()]
-    name = f"{arrangement.name}-unpatched"
-    with servers.serve(name, arrangement.release, models, logs, arguments, arrangement.environment()) as server:
-        yield arrangement, server
+@pytest.fixture(scope="session")
+def references(slot: Slot, models: Path) -> References:
+    """Answers of unpatched servers, asked once for each."""
+    return References(slot, models)
+
+
+@pytest.fixture(params=ARRANGEMENTS, ids=lambda arrangement: arrangement.name)
+def arrangement(request: pytest.FixtureRequest) -> Arrangement:
+    """A release and a worker class: every test that uses this runs once for each."""
+    chosen: Arrangement = request.param
+    return chosen
 
 
 @pytest.fixture
-def unpatched(unpatched_session: tuple[Arrangement, Server]) -> Iterator[tuple[Arrangement, Server]]:
-    """An arrangement and a server with static EAGLE-3, healthy before and after the test."""
-    unpatched_session[1].assert_healthy()
-    yield unpatched_session
-    unpatched_session[1].assert_healthy()
+def reference(references: References, arrangement: Arrangement) -> dict[str, list[Answer]]:
+    """The baseline's answers by part of the traffic; asked for before a test's own server starts."""
+    return references.of(arrangement)
+
+
+@pytest.fixture
+def unpatched(
+    slot: Slot, models: Path, arrangement: Arrangement, reference: dict[str, list[Answer]]
+) -> Iterator[Server]:
+    """Static EAGLE-3 of the wheel itself, healthy before and after the test."""
+    server = slot.use(static_eagle(arrangement, models))
+    yield server
+    server.assert_healthy()
+
+
+@pytest.fixture(scope="session")
+def probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the servers' probes are controlled and leave what they saw."""
+    return tmp_path_factory.mktemp("probes")
+
+
+@pytest.fixture
+def accepted(references: References, arrangement: Arrangement) -> list[float]:
+    """What static EAGLE-3 accepts per step, for each request of the streams; asked for as `reference` is."""
+    return references.accepted(arrangement)
+
+
+@pytest.fixture
+def patched(
+    slot: Slot, models: Path, probes: Path, arrangement: Arrangement, reference: dict[str, list[Answer]]
+) -> Iterator[Patched]:
+    """A patched server with radix cache, page size 1 and strict memory checks, healthy and as gated after the test."""
+    server = slot.use(slot_module.patched(arrangement, models, probes))
+    handle = Patched(arrangement, server, probes)
+    handle.set_policy(-1)
+    yield handle
+    server.assert_healthy()
+    state = handle.state()
+    assert state["ungated"] == 0, state
+    assert state["last_error"] is None, state

@@ -124,6 +124,9 @@ class Server:
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")
 
+    def healthy(self) -> bool:
+        return self.process.poll() is None and not self.faults()
+
     def assert_healthy(self) -> None:
         assert self.process.poll() is None, f"{self.name} ended; its log: {self.log}\n{self._tail()}"
         faults = self.faults()
