@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+from patched_worker import plain_graph
 from patched_worker.control import Control, Identity
 from patched_worker.pending import Pending
 from patched_worker.probes import watch_draft, watch_target
@@ -50,6 +51,7 @@ _COMMON = (
     "sglang.srt.model_executor.forward_batch_info:ForwardBatch.init_new",
     "sglang.srt.model_executor.model_runner:ModelRunner.forward",
     "sglang.srt.model_executor.model_runner:ModelRunner.sample",
+    "sglang.srt.model_executor.model_runner:ModelRunner._get_attention_backend",
     "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner",
 )
 TOUCHES: dict[str, tuple[str, ...]] = {
@@ -136,8 +138,8 @@ class OffStep:
         self._draft = worker.draft_worker
         self._target = worker.target_worker.model_runner
         self._read_done = _READ_DONE[control.identity.version]
-        self._graph_runner: Any = None
-        self._attn_backend: Any = None  # None: the target's own
+        captured = plain_graph.capture(self._target)
+        self._graph_runner, self._attn_backend = captured or (None, self._target.attn_backend)
         self._req_to_token = worker.draft_worker.req_to_token_pool.req_to_token
         width = worker.speculative_num_draft_tokens
         self.pending = Pending(len(self._req_to_token), min(sync_steps or width, width), worker.device)
@@ -230,8 +232,7 @@ class OffStep:
         target = self._target
         self._forget_read_done(target)
         kept = target.decode_cuda_graph_runner, target.attn_backend
-        target.decode_cuda_graph_runner = self._graph_runner
-        target.attn_backend = self._attn_backend or target.attn_backend
+        target.decode_cuda_graph_runner, target.attn_backend = self._graph_runner, self._attn_backend
         try:
             # is_verify means only that nothing is sampled in there
             out = self._worker.target_worker.forward_batch_generation(

@@ -53,7 +53,7 @@ def install(chosen: Settings) -> None:
     scheduler.Scheduler.specpivot_installed = True
     _choose_worker(SpeculativeAlgorithm, chosen, version)
     _verify_start(scheduler.Scheduler)
-    _serve_state(scheduler)
+    _serve_state(scheduler.Scheduler)
     _watch_idle(scheduler.Scheduler)
     _watch_results(scheduler)
 
@@ -143,7 +143,7 @@ def _verify_start(scheduler_class: Any) -> None:
     _wrap(scheduler_class, "__init__", make)
 
 
-def _serve_state(module: Any) -> None:
+def _serve_state(scheduler_class: Any) -> None:
     def make_get(original: Any) -> Any:
         def get_internal_state(self: Any, request: Any) -> Any:
             answer = original(self, request)
@@ -160,7 +160,7 @@ def _serve_state(module: Any) -> None:
             control = control_of(self)
             policy = control.prepare(ours)
             if policy is None:
-                return _answer(module, updated=False)
+                return _answer(updated=False)
             rest = {key: value for key, value in request.server_args.items() if key not in KEYS}
             if rest:
                 request.server_args = rest
@@ -168,16 +168,17 @@ def _serve_state(module: Any) -> None:
                 if not answer.updated:
                     return answer
             control.apply(policy)
-            return _answer(module, updated=True)
+            return _answer(updated=True)
 
         return set_internal_state
 
-    _wrap(module.Scheduler, "get_internal_state", make_get)
-    _wrap(module.Scheduler, "set_internal_state", make_set)
+    _wrap(scheduler_class, "get_internal_state", make_get)
+    _wrap(scheduler_class, "set_internal_state", make_set)
 
 
-def _answer(module: Any, updated: bool) -> Any:
-    output = module.SetInternalStateReqOutput
+def _answer(updated: bool) -> Any:
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput as output
+
     if "server_args" in inspect.signature(output).parameters:  # up to 0.5.12 it is required
         return output(updated=updated, server_args={})
     return output(updated=updated)
