@@ -17,12 +17,15 @@ from tests.sglang_cpu import models as tiny_models
 from tests.sglang_cpu import slot as slot_module
 from tests.sglang_cpu.references import References
 from tests.sglang_cpu.servers import ARRANGEMENTS, Arrangement, Server
-from tests.sglang_cpu.slot import Patched, Slot, static_eagle
+from tests.sglang_cpu.slot import Patched, Slot, Wanted, static_eagle
 from tests.sglang_cpu.traffic import Answer
 
 HERE = Path(__file__).parent
 TEST_TIMEOUT_S = 900  # one test may build environments and start two servers on a busy machine
-SERVER_FIXTURES = ("unpatched", "patched")
+SERVER_FIXTURES = ("unpatched", "doomed", "patched", "paged", "tree", "wrong")
+PAGED_SUBSET = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
+WRONG_SUBSET = (Arrangement("0.5.9", "v1"), Arrangement("0.5.23", "v2"))
+TREES = tuple(one for one in ARRANGEMENTS if one.worker == "v1")  # v2 serves chains only
 _absent: list[str] = []
 
 
@@ -30,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sglang: a test on the real SGLang, in the subset of `make test`")
     config.addinivalue_line("markers", "sglang_full: a test on the real SGLang, subset and rest")
     config.addinivalue_line("markers", "only_full: not in the subset")
+    config.addinivalue_line("markers", "arrangements(NAME...): the releases and worker classes that a test is about")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -109,11 +113,21 @@ def references(slot: Slot, models: Path) -> References:
     return References(slot, models)
 
 
-@pytest.fixture(params=ARRANGEMENTS, ids=lambda arrangement: arrangement.name)
-def arrangement(request: pytest.FixtureRequest) -> Arrangement:
-    """A release and a worker class: every test that uses this runs once for each."""
-    chosen: Arrangement = request.param
-    return chosen
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test that uses `arrangement` runs once for each release and worker class that its servers exist for."""
+    if "arrangement" not in metafunc.fixturenames:
+        return
+    subset = {"paged": PAGED_SUBSET, "tree": TREES, "wrong": WRONG_SUBSET}
+    used = next((name for name in subset if name in metafunc.fixturenames), None)
+    chosen = [one for one in ARRANGEMENTS if used != "tree" or one in TREES]
+    named = metafunc.definition.get_closest_marker("arrangements")
+    if named is not None:
+        chosen = [one for one in chosen if one.name in named.args]
+    parameters = [
+        pytest.param(one, id=one.name, marks=[] if used is None or one in subset[used] else [pytest.mark.only_full])
+        for one in chosen
+    ]
+    metafunc.parametrize("arrangement", parameters)
 
 
 @pytest.fixture
@@ -132,6 +146,13 @@ def unpatched(
     server.assert_healthy()
 
 
+@pytest.fixture
+def doomed(slot: Slot, models: Path, arrangement: Arrangement) -> Iterator[Server]:
+    """Static EAGLE-3 for a test that kills it."""
+    yield slot.use(static_eagle(arrangement, models))
+    slot.empty()
+
+
 @pytest.fixture(scope="session")
 def probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the servers' probes are controlled and leave what they saw."""
@@ -148,12 +169,44 @@ def accepted(references: References, arrangement: Arrangement) -> list[float]:
 def patched(
     slot: Slot, models: Path, probes: Path, arrangement: Arrangement, reference: dict[str, list[Answer]]
 ) -> Iterator[Patched]:
-    """A patched server with radix cache, page size 1 and strict memory checks, healthy and as gated after the test."""
+    """A patched server with radix cache, page size 1 and strict memory checks."""
     server = slot.use(slot_module.patched(arrangement, models, probes))
-    handle = Patched(arrangement, server, probes)
-    handle.set_policy(-1)
-    yield handle
-    server.assert_healthy()
-    state = handle.state()
+    yield from _checked(Patched(arrangement, server, probes))
+
+
+@pytest.fixture
+def paged(
+    slot: Slot, models: Path, probes: Path, arrangement: Arrangement, reference: dict[str, list[Answer]]
+) -> Iterator[Patched]:
+    """The same with pages of 16 slots, and requests retracted every third step."""
+    wanted = slot_module.patched(
+        arrangement, models, probes, extra=("--page-size", "16"), variables={"SGLANG_TEST_RETRACT": "1"}, name="paged"
+    )
+    yield from _checked(Patched(arrangement, slot.use(wanted), probes))
+
+
+@pytest.fixture
+def tree(
+    slot: Slot, models: Path, probes: Path, arrangement: Arrangement, reference: dict[str, list[Answer]]
+) -> Iterator[Patched]:
+    """A patched v1 server whose draft proposes a tree."""
+    wanted = slot_module.patched(arrangement, models, probes, topk=4, name="tree")
+    yield from _checked(Patched(arrangement, slot.use(wanted), probes))
+
+
+@pytest.fixture
+def wrong(slot: Slot, models: Path, probes: Path, arrangement: Arrangement) -> Iterator[Wanted]:
+    """How to start a patched server, for tests that make it fail; nothing else runs meanwhile."""
+    slot.empty()
+    yield slot_module.patched(arrangement, models, probes, name="wrong")
+    slot.empty()
+
+
+def _checked(patched: Patched) -> Iterator[Patched]:
+    """Never off at the start of a test; healthy, and no step ungated, at its end."""
+    patched.set_policy(-1)
+    yield patched
+    patched.server.assert_healthy()
+    state = patched.state()
     assert state["ungated"] == 0, state
     assert state["last_error"] is None, state

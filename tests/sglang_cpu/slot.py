@@ -18,6 +18,7 @@ from tests.sglang_cpu.servers import Arrangement, Server
 STRICT_CHECKS = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2",
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",  # from 0.5.16 on
 }
 
 

@@ -2,8 +2,11 @@
 
 Always: one log line per EAGLE worker that is made, and the number of free KV slots in /server_info.
 
+With SPECPIVOT_TEST_WRONG_CLASS=1 the choice of worker stays upstream's: a patch of a class that does not run.
+
 With SPECPIVOT_TEST_PROBES=FOLDER, in which the tests write control.json while the server runs:
 - "force": N makes the gate switch every N decode steps, whatever the policy says;
+- "ungate": true runs what should be an off step as upstream's own step: a patch that does not take;
 - "sync": false takes back what an off step has written to the draft's KV: the negative control of the draft KV test;
 - every request whose rid starts with "probe-" leaves FOLDER/RID@LENGTH.npz at each round of proposals: the draft's KV
   rows of all its positions so far, and the proposal that the round starts from.
@@ -72,6 +75,13 @@ def _show_free_slots(module: Any) -> None:
     _wrap(module.Scheduler, "get_internal_state", make)
 
 
+if os.environ.get("SPECPIVOT_TEST_WRONG_CLASS") == "1":
+
+    @after_import("patched_worker.install")
+    def _leave_upstream_class(module: Any) -> None:
+        module._choose_worker = lambda *args, **kwargs: None
+
+
 if _FOLDER is not None:
     _control = _Control(_FOLDER / "control.json")
 
@@ -91,6 +101,19 @@ if _FOLDER is not None:
             return decide
 
         _wrap(module.Gate, "decide", make)
+
+    @after_import("patched_worker.eagle_v1", "patched_worker.eagle_v2")
+    def _ungate(module: Any) -> None:
+        def make(original: Any) -> Any:
+            def run(self: Any, batch: Any, *args: Any) -> Any:
+                if not _control.get("ungate", False):
+                    return original(self, batch, *args)
+                upstream = type(self._worker).__mro__[1].forward_batch_generation
+                return upstream(self._worker, batch, *args[:1])  # v2: where to publish lengths
+
+            return run
+
+        _wrap(module.OffStep, "run", make)
 
     @after_import("patched_worker.eagle_v1")
     def _forget_v1(module: Any) -> None:
