@@ -15,6 +15,7 @@ from typing import Any
 
 from patched_worker import compat, fingerprints, settings
 from patched_worker.control import KEYS, Control, Identity
+from patched_worker.probes import output_tokens
 from patched_worker.settings import Refusal, Settings
 
 logger = logging.getLogger(__name__)
@@ -229,8 +230,3 @@ def _watch_results(scheduler: Any) -> None:
         return process_batch_result_decode
 
     _wrap(compat.result_processor(scheduler), "process_batch_result_decode", make)
-
-
-def output_tokens(reqs: list[Any]) -> int:
-    """Output tokens of these requests that their clients get: what follows a stop is cut off."""
-    return sum(len(req.output_ids) if req.finished_len is None else req.finished_len for req in reqs)

@@ -32,3 +32,8 @@ def watch_draft(owner: Any, control: Control, method: str = "draft") -> None:
         return original(*args, **kwargs)
 
     setattr(owner, method, draft)
+
+
+def output_tokens(reqs: list[Any]) -> int:
+    """Output tokens of these requests that their clients get: what follows a stop is cut off."""
+    return sum(len(req.output_ids) if req.finished_len is None else req.finished_len for req in reqs)
