@@ -7,6 +7,7 @@ from typing import Any
 from patched_worker import v2_current, v2_early
 from patched_worker.control import Control, Identity
 from patched_worker.probes import watch_draft, watch_target
+from patched_worker.refusals import refuse_model, refuse_v2
 from patched_worker.settings import Settings
 
 _WORKER = "sglang.srt.speculative.eagle_worker_v2"
@@ -75,6 +76,8 @@ def worker_class(base: Any, identity: Identity, settings: Settings) -> type:
     class PatchedEAGLEWorkerV2(base):  # type: ignore[misc]  # SGLang's class is known at run time only
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
+            refuse_model(self.target_worker.model_runner)
+            refuse_v2(self)
             self.specpivot = Control(settings.policy, self.speculative_num_steps, identity)
             watch_target(self.target_worker.model_runner, self.specpivot)
             watch_draft(self.draft_worker, self.specpivot)

@@ -16,6 +16,7 @@ from typing import Any
 from patched_worker import compat, fingerprints, settings
 from patched_worker.control import KEYS, Control, Identity
 from patched_worker.probes import output_tokens
+from patched_worker.refusals import refuse_arrangement
 from patched_worker.settings import Refusal, Settings
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def _choose_worker(algorithm: Any, chosen: Settings, version: str) -> None:
         def create_worker(self: Any, server_args: Any) -> type:
             base = original(self, server_args)
             module = compat.generation_of(base)
-            compat.refuse_arrangement(compat.resolved(server_args))
+            refuse_arrangement(compat.resolved(server_args))
             identity = identify(base, module, version, chosen)
             worker: type = module.worker_class(base, identity, chosen)
             return worker

@@ -1,4 +1,4 @@
-"""Which release, which worker, which arrangement: known ones run, the others say why not."""
+"""Which release, which worker: known ones run, the others say why not."""
 
 from __future__ import annotations
 
@@ -23,12 +23,6 @@ def release(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def worker(name: str, module: str = "sglang.srt.speculative.some_worker") -> type:
     """A class that SGLang might have chosen."""
     return type(name, (), {"__module__": module})
-
-
-def arguments(**changes: object) -> SimpleNamespace:
-    """Server arguments that are fine."""
-    fine = {name: wanted for name, wanted, _ in compat.ARRANGEMENTS}
-    return SimpleNamespace(**(fine | {"speculative_algorithm": "EAGLE3"} | changes))
 
 
 def test_every_release_has_recorded_fingerprints_for_all_it_touches() -> None:
@@ -66,42 +60,6 @@ def test_unknown_release_is_refused_with_the_known_ones(release: SimpleNamespace
 
     with pytest.raises(Refusal, match=r"0\.5\.99.*0\.5\.16"):
         compat.sglang_version()
-
-
-def test_plain_arrangement_passes() -> None:
-    """Nothing is refused without a reason, also where a release lacks an argument."""
-    compat.refuse_arrangement(arguments())
-    compat.refuse_arrangement(SimpleNamespace(speculative_algorithm="EAGLE"))
-
-
-def test_unset_and_false_are_the_same() -> None:
-    """SGLang writes both for an option that was not given."""
-    compat.refuse_arrangement(arguments(enable_lora=None))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("enable_dp_attention", True),
-        ("pp_size", 2),
-        ("enable_multi_layer_eagle", True),
-        ("disaggregation_mode", "decode"),
-        ("speculative_token_map", "hot.pt"),
-        ("enable_mixed_chunk", True),
-        ("speculative_algorithm", "NGRAM"),
-        ("speculative_algorithm", None),
-    ],
-)
-def test_arrangements_that_were_not_validated_are_refused(name: str, value: object) -> None:
-    """The line names the argument."""
-    with pytest.raises(Refusal, match=name):
-        compat.refuse_arrangement(arguments(**{name: value}))
-
-
-def test_all_reasons_come_at_once() -> None:
-    """Nobody should restart a server per reason."""
-    with pytest.raises(Refusal, match=r"pp_size=2.*enable_pdmux=True"):
-        compat.refuse_arrangement(arguments(pp_size=2, enable_pdmux=True))
 
 
 def test_a_changed_function_is_named() -> None:
