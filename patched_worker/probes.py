@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from patched_worker.control import Control
@@ -34,6 +35,16 @@ def watch_draft(owner: Any, control: Control, method: str = "draft") -> None:
     setattr(owner, method, draft)
 
 
+_output_ids = attrgetter("output_ids")
+_finished_len = attrgetter("finished_len")
+
+
 def output_tokens(reqs: list[Any]) -> int:
-    """Output tokens of these requests that their clients get: what follows a stop is cut off."""
-    return sum(len(req.output_ids) if req.finished_len is None else req.finished_len for req in reqs)
+    """Output tokens of these requests that their clients get: what follows a stop is cut off.
+
+    Called twice per decode step with every running request, hence the maps.
+    """
+    total = sum(map(len, map(_output_ids, reqs)))
+    if list(map(_finished_len, reqs)).count(None) < len(reqs):
+        total -= sum(len(req.output_ids) - req.finished_len for req in reqs if req.finished_len is not None)
+    return total
