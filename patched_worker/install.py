@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -35,8 +36,12 @@ def run_scheduler_process(*args: Any, **kwargs: Any) -> Any:
 
 def plugin() -> None:
     """Entry point of the group `sglang.srt.plugins`; does nothing unless the environment asks for a policy."""
-    if settings.requested():
-        install(settings.from_environ())
+    if not settings.requested():
+        return
+    chosen = settings.from_environ()
+    if chosen.allow_modified_source and settings.LAUNCHED not in os.environ:
+        raise Refusal("modified source is checked before serving; start with `python -m patched_worker` for that")
+    install(chosen)
 
 
 def install(chosen: Settings) -> None:

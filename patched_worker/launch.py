@@ -7,12 +7,13 @@ scheduler process runs, and ours patches that process first.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from patched_worker import compat, settings
+from patched_worker import compat, selfcheck, settings
 from patched_worker.install import run_scheduler_process
 from patched_worker.refusals import refuse_arrangement
 from patched_worker.settings import Refusal
@@ -71,8 +72,15 @@ def _serve(arguments: list[str]) -> None:
     _refuse(compat.resolved(server_args))
     from sglang.srt.entrypoints.http_server import launch_server
 
+    chosen = settings.from_environ()
+    extra: dict[str, Any] = {}
+    if chosen.allow_modified_source:
+        if compat.resolved(server_args).skip_server_warmup:
+            raise Refusal("--allow-modified-source checks the server in its warm-up; drop --skip-server-warmup")
+        extra["execute_warmup_func"] = functools.partial(selfcheck.warmup, policy=chosen.policy)
+    os.environ[settings.LAUNCHED] = "1"
     try:
-        launch_server(server_args, run_scheduler_process_func=run_scheduler_process)
+        launch_server(server_args, run_scheduler_process_func=run_scheduler_process, **extra)
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 
