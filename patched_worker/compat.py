@@ -27,27 +27,6 @@ COMMON_TOUCHES = (
 WORKERS: dict[str, Generation] = {"EAGLEWorker": eagle_v1, "EAGLEWorkerV2": eagle_v2}
 VERSIONS = tuple(sorted({*eagle_v1.VERSIONS, *eagle_v2.VERSIONS}))
 
-# attribute of ServerArgs, the value it must have, and what the operator can do
-ARRANGEMENTS: tuple[tuple[str, object, str], ...] = (
-    ("enable_dp_attention", False, "attention DP runs batches of different sizes; drop --enable-dp-attention"),
-    ("pp_size", 1, "pipeline stages are not synchronised; drop --pipeline-parallel-size"),
-    ("enable_multi_layer_eagle", False, "multi-layer EAGLE has its own worker; drop --enable-multi-layer-eagle"),
-    ("enable_two_batch_overlap", False, "two-batch overlap splits a step; drop --enable-two-batch-overlap"),
-    ("enable_single_batch_overlap", False, "not validated; drop --enable-single-batch-overlap"),
-    ("enable_pdmux", False, "PD multiplexing is not validated; drop --enable-pdmux"),
-    ("disaggregation_mode", "null", "prefill/decode disaggregation is not validated; drop --disaggregation-mode"),
-    ("enable_hierarchical_cache", False, "HiCache may evict draft KV; drop --enable-hierarchical-cache"),
-    ("enable_hisparse", False, "HiSparse is not validated; drop --enable-hisparse"),
-    ("enable_return_hidden_states", False, "not validated; drop --enable-return-hidden-states"),
-    ("enable_lora", False, "LoRA is not validated; drop --enable-lora and --lora-paths"),
-    ("speculative_token_map", None, "a draft token map is not validated; drop --speculative-token-map"),
-    ("speculative_adaptive", False, "upstream's adaptive mode switches by itself; drop --speculative-adaptive"),
-    ("speculative_use_rejection_sampling", False, "not validated; drop --speculative-use-rejection-sampling"),
-    ("enable_mixed_chunk", False, "a prefill would carry decode requests; drop --enable-mixed-chunk"),
-    ("enable_streaming_session", False, "a session keeps KV beyond a request; drop --enable-streaming-session"),
-    ("enable_mis", False, "multi-item scoring is not validated; drop --enable-mis"),
-)
-
 
 def sglang_version() -> str:
     """The installed release.
@@ -81,26 +60,6 @@ def generation_of(base: type) -> Generation:
             f"{base.__name__} of SGLang {version} has no off step here; it exists for {', '.join(module.VERSIONS)}"
         )
     return module
-
-
-def refuse_arrangement(server_args: Any) -> None:
-    """Refuse what was not validated.
-
-    Args:
-        server_args: SGLang's resolved ServerArgs.
-
-    Raises:
-        Refusal: with every reason, in one line.
-    """
-    reasons = [
-        f"{name}={value!r}: {remedy}"
-        for name, wanted, remedy in ARRANGEMENTS
-        if (value := getattr(server_args, name, wanted)) != wanted and (value or wanted)
-    ]
-    if server_args.speculative_algorithm not in ("EAGLE", "EAGLE3"):
-        reasons.append(f"speculative_algorithm={server_args.speculative_algorithm!r}: use EAGLE or EAGLE3")
-    if reasons:
-        raise Refusal("the patched worker refuses this arrangement: " + "; ".join(reasons))
 
 
 def resolved(server_args: Any) -> Any:

@@ -15,7 +15,8 @@ from typing import Any
 
 from patched_worker import compat, fingerprints, settings
 from patched_worker.control import KEYS, Control, Identity
-from patched_worker.probes import output_tokens
+from patched_worker.probes import TokenCount
+from patched_worker.refusals import refuse_arrangement
 from patched_worker.settings import Refusal, Settings
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def _choose_worker(algorithm: Any, chosen: Settings, version: str) -> None:
         def create_worker(self: Any, server_args: Any) -> type:
             base = original(self, server_args)
             module = compat.generation_of(base)
-            compat.refuse_arrangement(compat.resolved(server_args))
+            refuse_arrangement(compat.resolved(server_args))
             identity = identify(base, module, version, chosen)
             worker: type = module.worker_class(base, identity, chosen)
             return worker
@@ -215,16 +216,16 @@ def _watch_idle(scheduler_class: Any) -> None:
 
 def _watch_results(scheduler: Any) -> None:
     """Credit tokens to steps where the scheduler appends them (v2); v1 appends in the worker and credits there."""
+    count = TokenCount()
 
     def make(original: Any) -> Any:
         def process_batch_result_decode(self: Any, batch: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
             step = getattr(result, STEP_ATTRIBUTE, None)
             if step is None:
                 return original(self, batch, result, *args, **kwargs)
-            reqs = list(batch.reqs)
-            before = output_tokens(reqs)
+            count.before(batch.reqs)
             answer = original(self, batch, result, *args, **kwargs)
-            step.add_tokens(output_tokens(reqs) - before)
+            step.add_tokens(count.after())
             return answer
 
         return process_batch_result_decode

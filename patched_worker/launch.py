@@ -14,6 +14,7 @@ from typing import Any
 
 from patched_worker import compat, settings
 from patched_worker.install import run_scheduler_process
+from patched_worker.refusals import refuse_arrangement
 from patched_worker.settings import Refusal
 
 
@@ -89,4 +90,4 @@ def _refuse(view: Any) -> None:
     for flag in ("encoder_only", "use_ray", "grpc_mode", "smg_grpc_mode"):
         if getattr(view, flag, False):
             raise Refusal(f"{flag} starts another kind of server; only the HTTP server is supported")
-    compat.refuse_arrangement(view)
+    refuse_arrangement(view)
