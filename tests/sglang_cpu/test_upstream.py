@@ -48,7 +48,7 @@ def test_v2_of_0_5_9_dies_of_logprobs(doomed: Server, slot: Slot) -> None:
 
 @pytest.mark.arrangements(*V1)
 def test_grammar_masks_its_neighbours(unpatched: Server, reference: dict[str, list[Answer]]) -> None:
-    """llguidance's mask is reused uncleared: where a request with a grammar has ended, its successor's row is masked."""
+    """llguidance reuses its mask uncleared: the row of a request that has ended masks its successor in the batch."""
     ended_early = {"regex": "[a-f]{6}"}
     long = {"regex": "(ab|cd|ef){30}"}
     plain = range(6)
