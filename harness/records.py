@@ -242,6 +242,7 @@ class Manifest(msgspec.Struct, frozen=True):
     command: tuple[str, ...]
     specpivot_version: str
     settings: Settings
+    config: dict[str, Any]  # as given to the command, without secrets; --resume reads it
     workload: Workload
     environment: dict[str, Any]  # client host, GPU, driver, Python, versions
     variants: dict[str, VariantRecord] = {}

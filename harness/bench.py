@@ -1,0 +1,226 @@
+"""Measures one point on servers that are up: idle gate, flush, policy, load, proof, row. Sweep and tuner share it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from harness.checks import judge
+from harness.config import SweepConfig
+from harness.endpoint import specpivot_block
+from harness.errors import UserError
+from harness.load import LoadPlan, LoadResult, run_closed_loop
+from harness.metrics import level_metrics
+from harness.proof import Steps, contradiction, identity, steps_between, wrong_worker
+from harness.records import LevelRow, PointKey, RequestRecord, Variant
+from harness.runfolder import RunWriter
+from harness.servers import Server
+from harness.workload import WorkloadPlan
+from patched_worker.policy import NEVER_DISABLE, Policy
+
+IDLE_TIMEOUT_S = 60.0
+GENERATED = "sglang:generation_tokens_total"
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What a server says at one edge of a point."""
+
+    identity: str
+    block: dict[str, Any] | None
+    generated: float | None
+
+
+class Bench:
+    """Servers, a workload and a run folder, ready to measure points.
+
+    Args:
+        config: the sweep's settings.
+        writer: where records and rows go.
+        servers: the server that plays each variant.
+        workload: the request lists.
+        attempts: how often each point was measured before.
+        stop: set to end the point in progress early; its records are kept.
+    """
+
+    def __init__(
+        self,
+        config: SweepConfig,
+        writer: RunWriter,
+        servers: dict[Variant, Server],
+        workload: WorkloadPlan,
+        attempts: Counter[PointKey],
+        stop: threading.Event,
+    ) -> None:
+        self.config = config
+        self.writer = writer
+        self.servers = servers
+        self.workload = workload
+        self.attempts = attempts
+        self.stop = stop
+
+    def measure(
+        self, key: PointKey, policy: Policy | None, on_progress: Callable[[float], None] | None = None
+    ) -> LevelRow:
+        """Measure a point and put its row into levels.csv.
+
+        Args:
+            key: the point; its variant's server must be up.
+            policy: what the patched server must hold; None leaves a stock server alone.
+            on_progress: called with the seconds of the point that have passed.
+        """
+        server = self.servers[key.variant]
+        self.attempts[key] += 1
+        row = self._measured(server, key, policy, on_progress)
+        self.writer.put_row(row)
+        return row
+
+    def _measured(
+        self, server: Server, key: PointKey, policy: Policy | None, on_progress: Callable[[float], None] | None
+    ) -> LevelRow:
+        set_policy = policy if server.patched else None
+        problem = self._prepare(server, set_policy)
+        if problem:
+            return self._row(server, key, set_policy, "invalid", problem)
+        before = read(server)
+        records: list[RequestRecord] = []
+
+        def keep(batch: Sequence[RequestRecord]) -> None:
+            scaled = [stretched(record, self._scale(server)) for record in batch]
+            records.extend(scaled)
+            self.writer.add_requests(scaled)
+
+        result = run_closed_loop(
+            self._load_plan(server, key),
+            self.workload.requests(key.concurrency, key.repeat),
+            key,
+            self.attempts[key],
+            keep,
+            on_progress,
+            self.stop,
+        )
+        after = read(server)
+        return self._judged(server, key, set_policy, records, result, before, after)
+
+    def _prepare(self, server: Server, policy: Policy | None) -> str | None:
+        """Make the server ready for a point; the verdict when it cannot be."""
+        if not server.endpoint.healthy():
+            return "server_died"
+        if server.endpoint.wait_idle(IDLE_TIMEOUT_S) is False:
+            return "server_busy"
+        server.endpoint.flush_cache()
+        if policy is not None:
+            try:
+                server.endpoint.set_policy(policy)
+            except UserError:
+                return "policy_refused"
+        return None
+
+    def _load_plan(self, server: Server, key: PointKey) -> LoadPlan:
+        scale = self._scale(server)
+        return LoadPlan(
+            url=server.endpoint.url,
+            api=self.config.api,
+            headers=server.endpoint.headers,
+            concurrency=key.concurrency,
+            warmup_s=self.config.warmup_s / scale,
+            duration_s=self.config.duration_s / scale,
+            workers=self.config.client_workers,
+            transport=self.config.transport,
+        )
+
+    @staticmethod
+    def _scale(server: Server) -> float:
+        return float(server.simulation["time_scale"]) if server.simulation else 1.0
+
+    def _judged(
+        self,
+        server: Server,
+        key: PointKey,
+        policy: Policy | None,
+        records: list[RequestRecord],
+        result: LoadResult,
+        before: Reading,
+        after: Reading,
+    ) -> LevelRow:
+        scale = self._scale(server)
+        window = (result.window_start_s * scale, result.window_end_s * scale)
+        metrics = level_metrics(records, *window)
+        steps, unproven = _proven(before, after, policy)
+        if before.identity != after.identity or before.identity != server.identity:
+            unproven = unproven or "another server answers at this address"
+        unproven = unproven or wrong_worker(self.config.worker, server.record.worker)
+        status, verdict, flags = judge(metrics, result, key.concurrency, unproven)
+        generated = None if before.generated is None or after.generated is None else after.generated - before.generated
+        row = self._row(server, key, policy, status, verdict)
+        return msgspec.structs.replace(
+            row,
+            flags=" ".join(flags),
+            duration_s=window[1] - window[0],
+            window_start_s=window[0],
+            window_end_s=window[1],
+            client_lag_p99_s=result.client.lag_p99_s,
+            client_cpu=result.client.cpu,
+            send_delay_p99_s=result.client.send_delay_p99_s,
+            in_flight_mean=result.client.in_flight_mean,
+            steps_on=steps.on if steps else None,
+            steps_off=steps.off if steps else None,
+            switches=steps.switches if steps else None,
+            worker_tokens=steps.tokens if steps else None,
+            server_tokens=None if generated is None else round(generated),
+            **{name: value for name, value in msgspec.structs.asdict(metrics).items() if name in _ROW_FIELDS},
+        )
+
+    def _row(self, server: Server, key: PointKey, policy: Policy | None, status: str, verdict: str) -> LevelRow:
+        return LevelRow(
+            variant=key.variant,
+            concurrency=key.concurrency,
+            repeat=key.repeat,
+            status=status,  # type: ignore[arg-type]
+            verdict=verdict,
+            attempt=self.attempts[key],
+            server_run=server.record.server_run,
+            worker=server.record.worker,
+            threshold=None if policy is None else NEVER_DISABLE if policy.threshold is None else policy.threshold,
+            resume_at=policy.resume_at if policy else None,
+            min_dwell=policy.min_dwell if policy else None,
+        )
+
+
+_ROW_FIELDS = frozenset(LevelRow.__struct_fields__)
+
+
+def read(server: Server) -> Reading:
+    """Read the counters and the identity of a server."""
+    info = server.endpoint.server_info()
+    samples = server.endpoint.metrics()
+    return Reading(identity(info), specpivot_block(info), samples.get(GENERATED) if samples else None)
+
+
+def _proven(before: Reading, after: Reading, policy: Policy | None) -> tuple[Steps | None, str | None]:
+    """The window's decode steps by a patched worker, and why they do not prove the policy."""
+    if policy is None:
+        return None, None
+    if before.block is None or after.block is None:
+        return None, "the patched worker reports nothing"
+    try:
+        steps = steps_between(before.block, after.block)
+    except ValueError as error:
+        return None, str(error)
+    return steps, contradiction(steps, after.block, policy)
+
+
+def stretched(record: RequestRecord, scale: float) -> RequestRecord:
+    """A record on the simulated clock, on which `scale` seconds pass per second of ours."""
+    if scale == 1.0:
+        return record
+    return msgspec.structs.replace(
+        record,
+        start_s=record.start_s * scale,
+        end_s=record.end_s * scale,
+        send_delay_s=record.send_delay_s * scale,
+        chunk_ticks=tuple(round(ticks * scale) for ticks in record.chunk_ticks),
+    )

@@ -1,0 +1,177 @@
+"""The commands that measure: sweep, doctor, verify, selftest and serve-sim.
+
+People read standard error; the last line on standard output is one compact JSON document.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from harness.config import SweepConfig, load_config, make_config
+from harness.console import ConsoleReporter
+from harness.environment import gpus
+from harness.errors import UserError
+from harness.runfolder import RunFolder
+from harness.sweep import Keys, run_sweep
+
+DEFAULT_PRESET = "h200-llama31-8b"
+
+Text = Annotated[str | None, typer.Option()]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.command()(sweep)
+
+
+def sweep(
+    config: Annotated[Path | None, typer.Option(help="sweep.toml; a flag given beside it wins")] = None,
+    out: Annotated[Path | None, typer.Option(help="run folder, by default results/local-TIME")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with the run in --out, with its own settings")
+    ] = False,
+    sim: Annotated[str | None, typer.Option(help="simulated servers from this preset")] = None,
+    attach: Annotated[list[str] | None, typer.Option(help="VARIANT=URL of a running server; repeatable")] = None,
+    model: Annotated[str | None, typer.Option(help="model path: start SGLang servers with it")] = None,
+    draft: Annotated[str | None, typer.Option(help="EAGLE-3 draft model path")] = None,
+    tp: Annotated[int | None, typer.Option(help="tensor-parallel size of started servers")] = None,
+    worker: Annotated[str | None, typer.Option(help="EAGLE worker generation: auto, v1 (overlap off) or v2")] = None,
+    num_steps: Annotated[int | None, typer.Option(help="--speculative-num-steps of started servers")] = None,
+    topk: Annotated[int | None, typer.Option(help="--speculative-eagle-topk of started servers")] = None,
+    draft_tokens: Annotated[int | None, typer.Option(help="--speculative-num-draft-tokens of started servers")] = None,
+    server_arg: Annotated[list[str] | None, typer.Option(help="argument for every started server; repeatable")] = None,
+    server_env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for every started server")] = None,
+    resident: Annotated[str | None, typer.Option(help="servers up together, or alternate; default by --tp")] = None,
+    variants: Annotated[str | None, typer.Option(help="comma-separated; default: all that can be measured")] = None,
+    concurrency: Annotated[str | None, typer.Option(help="comma-separated requests in flight")] = None,
+    repeats: Annotated[int | None, typer.Option(help="measurements of each point")] = None,
+    duration: Annotated[float | None, typer.Option(help="measuring window of a point, seconds")] = None,
+    warmup: Annotated[float | None, typer.Option(help="load before each window, seconds")] = None,
+    threshold: Annotated[int | None, typer.Option(help="largest decode batch at which `dynamic` speculates")] = None,
+    resume_at: Annotated[int | None, typer.Option(help="decode batch at which `dynamic` resumes")] = None,
+    min_dwell: Annotated[int | None, typer.Option(help="decode steps off before `dynamic` may resume")] = None,
+    input_tokens: Annotated[int | None, typer.Option(help="prompt tokens per request")] = None,
+    output_tokens: Annotated[int | None, typer.Option(help="generated tokens per request")] = None,
+    dataset: Annotated[str | None, typer.Option(help="random, or a dataset file")] = None,
+    api: Annotated[str | None, typer.Option(help="generate, completions or chat")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of the request lists")] = None,
+    transport: Annotated[str | None, typer.Option(help="auto, raw or aiohttp")] = None,
+    client_workers: Annotated[int | None, typer.Option(help="client processes; 0 chooses")] = None,
+    time_scale: Annotated[float | None, typer.Option(help="simulated seconds per second")] = None,
+    start_timeout: Annotated[float | None, typer.Option(help="seconds until a started server must be healthy")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="SPECPIVOT_API_KEY", help="bearer token")] = None,
+    admin_api_key: Annotated[str | None, typer.Option(envvar="SPECPIVOT_ADMIN_API_KEY")] = None,
+) -> None:
+    """Measure throughput and latency of each variant over a range of concurrencies."""
+    given: dict[str, Any] = {
+        "sim": sim,
+        "attach": _pairs("--attach", attach),
+        "model": model,
+        "draft": draft,
+        "tp": tp,
+        "worker": worker,
+        "num_steps": num_steps,
+        "topk": topk,
+        "draft_tokens": draft_tokens,
+        "server_args": server_arg,
+        "server_env": _pairs("--server-env", server_env),
+        "resident": resident,
+        "variants": _words(variants),
+        "concurrency": _numbers("--concurrency", concurrency),
+        "repeats": repeats,
+        "duration": duration,
+        "warmup": warmup,
+        "threshold": threshold,
+        "resume_at": resume_at,
+        "min_dwell": min_dwell,
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+        "dataset": dataset,
+        "api": api,
+        "seed": seed,
+        "transport": transport,
+        "client_workers": client_workers,
+        "time_scale": time_scale,
+        "start_timeout": start_timeout,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    settings, folder = _settings(config, out, resume, given)
+    with ConsoleReporter() as reporter:
+        if settings.sim is not None:
+            reporter.say(f"warning: simulated servers (preset {settings.sim}): these are not measurements of yours")
+        reporter.say(f"run folder: {folder}")
+        outcome = run_sweep(settings, folder, _command(), reporter, Keys(api_key, admin_api_key), resume)
+    print(msgspec.json.encode(outcome).decode())
+    raise typer.Exit(outcome.exit_code)
+
+
+def _settings(config: Path | None, out: Path | None, resume: bool, given: dict[str, Any]) -> tuple[SweepConfig, Path]:
+    """The sweep's settings and folder: from the run itself when resuming, else from file and flags."""
+    if resume:
+        if out is None:
+            raise UserError("--resume needs --out, the run folder to go on with")
+        if given or config:
+            raise UserError("--resume takes its settings from the run; leave out --config and every other flag")
+        return make_config(RunFolder(out).manifest.config), out
+    values = (load_config(config) if config else {}) | given
+    if not {"sim", "attach", "model"} & values.keys():
+        if gpus():
+            raise UserError("say what to measure: --model with --draft, --attach VARIANT=URL, or --sim PRESET")
+        values["sim"] = DEFAULT_PRESET
+    folder = out or Path("results") / f"local-{datetime.now():%Y%m%d-%H%M%S}"
+    return make_config(values), folder
+
+
+def _command() -> list[str]:
+    """Our command line, fit to be written down: a key's value is not."""
+    words, hide = [], False
+    for word in (Path(sys.argv[0]).name, *sys.argv[1:]):
+        name, equals, _ = word.partition("=")
+        secret = name in ("--api-key", "--admin-api-key")
+        words.append("***" if hide else f"{name}=***" if secret and equals else word)
+        hide = secret and not equals
+    return words
+
+
+def _words(text: str | None) -> list[str] | None:
+    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(flag: str, text: str | None) -> list[int] | None:
+    words = _words(text)
+    try:
+        return None if words is None else [int(word) for word in words]
+    except ValueError:
+        raise UserError(f"{flag} {text!r}: give whole numbers, such as {flag} 1,2,4,8") from None
+
+
+def _pairs(flag: str, items: list[str] | None) -> dict[str, str] | None:
+    if not items:
+        return None
+    pairs = [item.partition("=") for item in items]
+    for name, equals, value in pairs:
+        if not (name and equals and value):
+            raise UserError(f"{flag} {name!r}: give it as NAME=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
+def run(app: typer.Typer) -> None:
+    """Run the command line: one line for bad input, exit code 2; 130 when interrupted twice."""
+    try:
+        app()
+    except UserError as error:
+        print(f"specpivot: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("specpivot: interrupted; what was measured is in the run folder, --resume goes on", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
