@@ -55,7 +55,7 @@ def steps_between(before: dict[str, Any], after: dict[str, Any]) -> Steps:
         deltas = {name: int(after[name]) - int(before[name]) for name in ("steps_on", "steps_off", "switches")}
         ungated = int(after.get("ungated", 0)) - int(before.get("ungated", 0))
         old, new = _histogram(before), _histogram(after)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ValueError(f"the worker's counters are malformed: {error!r}") from error
     zero = (0, 0, 0.0)
     by_batch = {
