@@ -120,13 +120,23 @@ def _settings(config: Path | None, out: Path | None, resume: bool, given: dict[s
         if given or config:
             raise UserError("--resume takes its settings from the run; leave out --config and every other flag")
         return make_config(RunFolder(out).manifest.config), out
-    values = (load_config(config) if config else {}) | given
+    values = _merged(load_config(config) if config else {}, given)
     if not {"sim", "attach", "model"} & values.keys():
         if gpus():
             raise UserError("say what to measure: --model with --draft, --attach VARIANT=URL, or --sim PRESET")
         values["sim"] = DEFAULT_PRESET
     folder = out or Path("results") / f"local-{datetime.now():%Y%m%d-%H%M%S}"
     return make_config(values), folder
+
+
+def _merged(file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Flags over file keys; arguments and variables of servers add up instead."""
+    merged = file | given
+    if "server_args" in file and "server_args" in given:
+        merged["server_args"] = [*file["server_args"], *given["server_args"]]
+    if "server_env" in file and "server_env" in given:
+        merged["server_env"] = file["server_env"] | given["server_env"]
+    return merged
 
 
 def _command() -> list[str]:
