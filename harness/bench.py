@@ -13,10 +13,11 @@ from harness.checks import judge
 from harness.config import SweepConfig
 from harness.endpoint import specpivot_block
 from harness.errors import UserError
-from harness.load import LoadPlan, LoadResult, run_closed_loop
+from harness.load import LoadResult, run_closed_loop
+from harness.load_plan import LoadPlan
 from harness.metrics import level_metrics
 from harness.proof import Steps, contradiction, identity, steps_between, wrong_worker
-from harness.records import LevelRow, PointKey, RequestRecord, Variant
+from harness.records import LevelRow, PointKey, RequestRecord, Status, Variant
 from harness.runfolder import RunWriter
 from harness.servers import Server
 from harness.workload import WorkloadPlan
@@ -153,33 +154,35 @@ class Bench:
         if before.identity != after.identity or before.identity != server.identity:
             unproven = unproven or "another server answers at this address"
         unproven = unproven or wrong_worker(self.config.worker, server.record.worker)
-        status, verdict, flags = judge(metrics, result, key.concurrency, unproven)
+        judgement = judge(
+            metrics,
+            result.client,
+            key.concurrency,
+            workers=result.workers,
+            interrupted=result.interrupted,
+            server_died=result.server_died,
+            unproven=unproven,
+        )
         generated = None if before.generated is None or after.generated is None else after.generated - before.generated
-        row = self._row(server, key, policy, status, verdict)
         return msgspec.structs.replace(
-            row,
-            flags=" ".join(flags),
-            duration_s=window[1] - window[0],
-            window_start_s=window[0],
-            window_end_s=window[1],
+            self._row(server, key, policy, judgement.status, judgement.verdict),
+            flags=judgement.flags,
             client_lag_p99_s=result.client.lag_p99_s,
             client_cpu=result.client.cpu,
-            send_delay_p99_s=result.client.send_delay_p99_s,
-            in_flight_mean=result.client.in_flight_mean,
             steps_on=steps.on if steps else None,
             steps_off=steps.off if steps else None,
             switches=steps.switches if steps else None,
             worker_tokens=steps.tokens if steps else None,
             server_tokens=None if generated is None else round(generated),
-            **{name: value for name, value in msgspec.structs.asdict(metrics).items() if name in _ROW_FIELDS},
+            **metrics.row_fields(),
         )
 
-    def _row(self, server: Server, key: PointKey, policy: Policy | None, status: str, verdict: str) -> LevelRow:
+    def _row(self, server: Server, key: PointKey, policy: Policy | None, status: Status, verdict: str) -> LevelRow:
         return LevelRow(
             variant=key.variant,
             concurrency=key.concurrency,
             repeat=key.repeat,
-            status=status,  # type: ignore[arg-type]
+            status=status,
             verdict=verdict,
             attempt=self.attempts[key],
             server_run=server.record.server_run,
@@ -188,9 +191,6 @@ class Bench:
             resume_at=policy.resume_at if policy else None,
             min_dwell=policy.min_dwell if policy else None,
         )
-
-
-_ROW_FIELDS = frozenset(LevelRow.__struct_fields__)
 
 
 def read(server: Server) -> Reading:
