@@ -1,0 +1,184 @@
+"""A closed loop on the virtual clock: what a preset's server would do at one concurrency, in milliseconds of work.
+
+C users each send a request, wait for its last token and send the next. Warm-up and window are counted in finished
+requests, so that they cover whole cycles at every speed. The result's names and formulas are those of a measured
+point; its source is a simulation.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+import msgspec
+import numpy as np
+
+from harness.records import PATCHED_VARIANTS, Variant
+from harness.sim.engine import Engine, Request
+from harness.sim.noise import NO_NOISE, Noise
+from harness.sim.preset import Preset, costs_of
+from patched_worker.policy import Policy
+
+NEVER_DISABLE = Policy.from_threshold(None)
+ALWAYS_OFF = Policy.from_threshold(0)
+WARMUP_ROUNDS, WINDOW_ROUNDS = 2, 8
+MIN_WARMUP_REQUESTS, MIN_WINDOW_REQUESTS = 8, 48
+
+
+class ClosedLoopResult(msgspec.Struct, frozen=True):
+    """A simulated point; times in simulated seconds, over the window.
+
+    Attributes:
+        decode_batch_mean: mean decode batch over decode steps.
+        accept_len: tokens per verify step, over steps that speculated; None where none did.
+        requests: finished inside the window.
+    """
+
+    variant: Variant
+    concurrency: int
+    output_tok_per_s: float
+    ttft_p50_s: float
+    tpot_p50_s: float
+    e2e_p50_s: float
+    decode_batch_mean: float
+    accept_len: float | None
+    duration_s: float
+    requests: int
+    steps_on: int
+    steps_off: int
+    switches: int
+
+
+def initial_policy(variant: Variant, threshold: int | None = None) -> Policy | None:
+    """The policy that a variant's server starts with; None for a server that cannot speculate."""
+    if variant == "eagle3":
+        return NEVER_DISABLE
+    if variant == "forced_off":
+        return ALWAYS_OFF
+    return Policy.from_threshold(threshold) if variant in PATCHED_VARIANTS else None
+
+
+def make_engine(
+    preset: Preset, variant: Variant, policy: Policy | None = None, seed: int = 0, noise: Noise = NO_NOISE
+) -> Engine:
+    """The engine of the server that plays `variant`.
+
+    Args:
+        policy: overrides the variant's own; ignored on a server that cannot speculate.
+    """
+    start = initial_policy(variant)
+    chosen = policy if policy is not None and start is not None else start
+    costs = costs_of(preset, variant)
+    return Engine(costs, preset.limits, preset.acceptance, chosen, preset.frontend, seed, noise)
+
+
+def simulate_closed_loop(
+    preset: Preset,
+    variant: Variant,
+    concurrency: int,
+    input_tokens: int = 128,
+    output_tokens: int = 128,
+    policy: Policy | None = None,
+    seed: int = 0,
+    duration_s: float | None = None,
+    noise: Noise = NO_NOISE,
+) -> ClosedLoopResult:
+    """Run one point on the virtual clock.
+
+    Args:
+        preset: the machine.
+        variant: whose server; for dynamic give its `policy`.
+        concurrency: users, each with one request at a time.
+        input_tokens, output_tokens: of every request.
+        policy: when to speculate, on a patched server.
+        seed: of acceptance and noise.
+        duration_s: simulated seconds of the window; by default it spans 8 requests per user and at least 48.
+        noise: how step times scatter.
+
+    Raises:
+        UserError: the requests never fit the preset's limits.
+    """
+    engine = make_engine(preset, variant, policy, seed, noise)
+    users = _Users(engine, concurrency, input_tokens, output_tokens)
+    users.run_until(max(WARMUP_ROUNDS * concurrency, MIN_WARMUP_REQUESTS), None)
+    before = _reading(engine)
+    requests = max(WINDOW_ROUNDS * concurrency, MIN_WINDOW_REQUESTS) if duration_s is None else None
+    finished = users.run_until(requests, duration_s)
+    return _result(variant, concurrency, before, _reading(engine), finished)
+
+
+class _Users:
+    """C users in a closed loop around an engine."""
+
+    def __init__(self, engine: Engine, concurrency: int, input_tokens: int, output_tokens: int) -> None:
+        self._engine = engine
+        self._lengths = input_tokens, output_tokens
+        self._ids = count()
+        for _ in range(concurrency):
+            self._send(0.0)
+
+    def run_until(self, requests: int | None, duration_s: float | None) -> list[Request]:
+        """Step until `requests` more have finished, or for `duration_s`; the requests that finished."""
+        engine, finished = self._engine, list[Request]()
+        end_s = engine.now_s + (duration_s or 0.0)
+        while engine.now_s < end_s if requests is None else len(finished) < requests:
+            step = engine.step()
+            if step is not None and step.finished:
+                finished += step.finished
+                for _ in step.finished:
+                    self._send(step.end_s)
+        return finished
+
+    def _send(self, at_s: float) -> None:
+        self._engine.submit(Request(str(next(self._ids)), *self._lengths, sent_s=at_s))
+
+
+class _Reading(msgspec.Struct, frozen=True):
+    """The engine's counters at one time."""
+
+    now_s: float
+    output_tokens: int
+    switches: int
+    steps: dict[str, int]
+    tokens_on: int
+    requests_on: int
+    requests_all: int
+
+
+def _reading(engine: Engine) -> _Reading:
+    counters = engine.counters
+    on = [(batch, count) for (batch, state), count in counters.by_batch.items() if state == "on"]
+    return _Reading(
+        engine.now_s,
+        counters.output_tokens,
+        counters.switches,
+        {"on": counters.steps("on"), "off": counters.steps("off")},
+        sum(count.tokens for _, count in on),
+        sum(batch * count.steps for batch, count in on),
+        sum(batch * count.steps for (batch, _), count in counters.by_batch.items()),
+    )
+
+
+def _result(
+    variant: Variant, concurrency: int, before: _Reading, after: _Reading, finished: list[Request]
+) -> ClosedLoopResult:
+    duration_s = after.now_s - before.now_s
+    steps_on, steps_off = (after.steps[state] - before.steps[state] for state in ("on", "off"))
+    verifies = after.requests_on - before.requests_on
+    timed = [(request.sent_s, request.first_token_s or 0.0, request.finished_s or 0.0) for request in finished]
+    sent, first, end = np.array(timed).T if timed else np.full((3, 1), np.nan)
+    gaps = np.array([max(request.generated - 1, 1) for request in finished]) if finished else 1
+    return ClosedLoopResult(
+        variant=variant,
+        concurrency=concurrency,
+        output_tok_per_s=(after.output_tokens - before.output_tokens) / duration_s,
+        ttft_p50_s=float(np.median(first - sent)),
+        tpot_p50_s=float(np.median((end - first) / gaps)),
+        e2e_p50_s=float(np.median(end - sent)),
+        decode_batch_mean=(after.requests_all - before.requests_all) / max(steps_on + steps_off, 1),
+        accept_len=(after.tokens_on - before.tokens_on) / verifies if verifies else None,
+        duration_s=duration_s,
+        requests=len(finished),
+        steps_on=steps_on,
+        steps_off=steps_off,
+        switches=after.switches - before.switches,
+    )
