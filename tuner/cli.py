@@ -1,0 +1,134 @@
+"""The tuner's commands: recommend, export, apply, report, compare.
+
+People read standard error. The last line on standard output of recommend and apply is one compact JSON document;
+export prints the exported text alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import msgspec
+import typer
+from rich.console import Console
+
+from harness.errors import UserError
+from harness.runfolder import RunFolder
+from tuner import export as exports
+from tuner import objective, plots, report
+from tuner.recommend import Objective, Recommendation, read, recommend
+
+PARTIAL = 3  # finished, but some points are partial or invalid
+
+Run = Annotated[Path, typer.Argument(help="Run folder made by sweep or tune.", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    """Mount the tuner's commands on the command line."""
+    app.command("recommend")(recommend_command)
+    app.command("export")(export_command)
+    app.command("report")(report_command)
+
+
+def recommend_command(
+    run: Run,
+    latency_slack: Annotated[str, typer.Option(help="How much slower a lone user may become: 5% or 0.05.")] = "5%",
+    objective_name: Annotated[
+        str, typer.Option("--objective", help="score, or throughput (the literal one).")
+    ] = "score",
+    weights: Annotated[Path | None, typer.Option(help="Traffic histogram: CSV with concurrency, weight.")] = None,
+    plot: Annotated[bool, typer.Option(help="Write plots into RUN/plots.")] = True,
+) -> None:
+    """Recommend a threshold from measured curves; sends no load."""
+    folder = RunFolder(run)
+    histogram = objective.read_weights(weights) if weights else None
+    found = recommend(folder, share(latency_slack), histogram, choice(objective_name, Objective, "--objective"))
+    tell(found)
+    if plot:
+        files = plots.save_plots(folder, run / "plots")
+        console().print(f"plots: {', '.join(str(file) for file in files if file.suffix == '.png')}", soft_wrap=True)
+    last_line(found)
+    if any(not row.usable for row in folder.levels()):
+        raise typer.Exit(PARTIAL)
+
+
+def export_command(
+    run: Run,
+    form: Annotated[str, typer.Option("--format", help="json, sglang, sglang-adaptive, vllm or trtllm.")] = "json",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write here instead of standard output.")
+    ] = None,
+    num_steps: Annotated[int | None, typer.Option(min=1, help="Draft steps, where the run does not say.")] = None,
+) -> None:
+    """Put the recommendation into the words of the server that is to use it."""
+    folder = RunFolder(run)
+    wanted = choice(form, exports.Format, "--format")
+    made = exports.export(read(folder), wanted, exports.measured_server(folder, num_steps))
+    for note in made.notes:
+        console().print(note, soft_wrap=True, markup=False)
+    if folder.manifest.source == "simulated":
+        console().print("SIMULATED: this threshold comes from a simulated server", style="bold red")
+    if output is None:
+        sys.stdout.write(made.text)
+        return
+    try:
+        output.write_text(made.text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {output}: {error.strerror}; give another file with -o") from error
+
+
+def report_command(run: Run) -> None:
+    """Write RUN/report.html: one self-contained page, the answer first."""
+    file = report.save_report(RunFolder(run))
+    console().print(f"report: {file}", soft_wrap=True, markup=False)
+
+
+def tell(found: Recommendation) -> None:
+    """A recommendation for people, on standard error."""
+    out = console()
+    if found.source == "simulated":
+        out.print("SIMULATED: nothing below was measured", style="bold red")
+    out.print(found.words["recommended"], style="bold", soft_wrap=True, markup=False)
+    for part in ("confidence", "rejected", "would_change"):
+        out.print(found.words[part], soft_wrap=True, markup=False)
+    for warning in found.warnings:
+        out.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False)
+
+
+def last_line(document: Any) -> None:
+    """One compact JSON document on standard output."""
+    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
+    sys.stdout.flush()
+
+
+def console() -> Console:
+    return Console(stderr=True, highlight=False)
+
+
+def share(text: str) -> float:
+    """A share given as 5% or 0.05.
+
+    Raises:
+        UserError: neither, or not from 0 to below 1.
+    """
+    try:
+        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise UserError(f"{text!r} is not a share; give 5% or 0.05")
+    return value
+
+
+def choice(text: str, allowed: Any, option: str) -> Any:
+    """One of the words of a Literal type.
+
+    Raises:
+        UserError: another word.
+    """
+    words = get_args(allowed)
+    if text not in words:
+        raise UserError(f"{option} {text!r} is unknown; give one of {', '.join(words)}")
+    return text
