@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 import harness.cli
+import tuner.cli
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -13,6 +14,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 harness.cli.register(app)
+tuner.cli.register(app)
 
 
 @app.callback()

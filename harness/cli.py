@@ -19,9 +19,9 @@ from harness.console import ConsoleReporter
 from harness.environment import gpus
 from harness.errors import UserError
 from harness.runfolder import RunFolder
+from harness.sim.preset import DEFAULT_PRESET
 from harness.sweep import Keys, run_sweep
 
-DEFAULT_PRESET = "h200-llama31-8b"
 
 Text = Annotated[str | None, typer.Option()]
 
