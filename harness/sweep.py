@@ -111,6 +111,7 @@ def workload_of(config: SweepConfig) -> WorkloadPlan:
         output_tokens=config.output_tokens,
         seed=config.seed,
         api=config.api,
+        vocab_size=config.vocab_size,
     )
 
 
