@@ -197,7 +197,9 @@ def read(server: Server) -> Reading:
     """Read the counters and the identity of a server."""
     info = server.endpoint.server_info()
     samples = server.endpoint.metrics()
-    return Reading(identity(info), specpivot_block(info), samples.get(GENERATED) if samples else None)
+    # The counter appears with its first increment.
+    generated = samples.get(GENERATED, 0.0) if samples and "sglang:num_running_reqs" in samples else None
+    return Reading(identity(info), specpivot_block(info), generated)
 
 
 def _proven(before: Reading, after: Reading, policy: Policy | None) -> tuple[Steps | None, str | None]:

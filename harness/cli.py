@@ -23,9 +23,6 @@ from harness.sim.preset import DEFAULT_PRESET
 from harness.sweep import Keys, run_sweep
 
 
-Text = Annotated[str | None, typer.Option()]
-
-
 def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     app.command()(sweep)

@@ -60,6 +60,7 @@ class LevelMetrics(msgspec.Struct, frozen=True):
     tokens_per_chunk: float | None = None
     accept_len: float | None = None
     in_flight_mean: float | None = None
+    decode_batch_mean: float | None = None
     send_delay_p99_s: float | None = None
     window_slope: float | None = None
     window_autocorrelation: float | None = None
@@ -161,12 +162,21 @@ def _throughput(table: _Table, start_s: float, end_s: float) -> dict[str, Any]:
 
 
 def _load(table: _Table, in_window: NDArray[np.bool_], start_s: float, end_s: float) -> dict[str, Any]:
-    overlap = np.minimum(table.end_s, end_s) - np.maximum(table.sent_s, start_s)
     delays = (table.sent_s - table.start_s)[in_window]
+    arrived, answered = table.arrivals_s(), table.chunks > 0
+    first = table.first[answered]
+    last = first + table.chunks[answered] - 1
     return {
-        "in_flight_mean": float(np.maximum(overlap, 0.0).sum() / (end_s - start_s)),
+        "in_flight_mean": _mean_count(table.sent_s, table.end_s, start_s, end_s),
+        "decode_batch_mean": _mean_count(arrived[first], arrived[last], start_s, end_s),
         "send_delay_p99_s": _quantile(delays, 0.99),
     }
+
+
+def _mean_count(began_s: Floats, ended_s: Floats, start_s: float, end_s: float) -> float:
+    """How many intervals [began, ended) hold at a moment of the window, on average over it."""
+    overlap = np.minimum(ended_s, end_s) - np.maximum(began_s, start_s)
+    return float(np.maximum(overlap, 0.0).sum() / (end_s - start_s))
 
 
 def _latencies(table: _Table, good: NDArray[np.bool_]) -> dict[str, Any]:
