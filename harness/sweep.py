@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -30,6 +31,7 @@ from harness.records import (
     LevelRow,
     Manifest,
     PointKey,
+    RequestRecord,
     ServerRecord,
     Settings,
     Variant,
@@ -290,7 +292,8 @@ def _wrong_worker(config: SweepConfig, up: dict[str, ServerRecord]) -> list[str]
 def _attempts(out: Path, rows: Iterable[LevelRow]) -> Counter[PointKey]:
     """How often each point was begun before, whether or not it was finished."""
     attempts: Counter[PointKey] = Counter()
-    for line in (*rows, *RunFolder(out).requests()):
+    lines: Iterator[LevelRow | RequestRecord] = chain(rows, RunFolder(out).requests())
+    for line in lines:
         attempts[line.key] = max(attempts[line.key], line.attempt)
     return attempts
 
