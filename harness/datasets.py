@@ -74,7 +74,7 @@ def tokenizer_of(path: str) -> Any:
         UserError: transformers is missing, or the folder holds no tokenizer.
     """
     try:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         raise UserError(
             "a tokenizer needs the package transformers; install it, or leave --tokenizer out: the server applies "
@@ -165,8 +165,6 @@ def _plain(entry: dict[str, Any]) -> tuple[bool, Sample | None]:
 def _with_prefix(sample: Sample, prefix: str) -> Sample:
     first, *rest = sample.messages
     content = first["content"]
-    if isinstance(content, list):  # parts of text and images
-        content = [{"type": "text", "text": prefix}, *content]
-    else:
-        content = prefix + str(content)
-    return Sample(({**first, "content": content}, *rest), sample.output_tokens)
+    parts = isinstance(content, list)  # of text and images
+    salted_content = [{"type": "text", "text": prefix}, *content] if parts else prefix + str(content)
+    return Sample(({**first, "content": salted_content}, *rest), sample.output_tokens)

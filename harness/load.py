@@ -11,12 +11,8 @@ import contextlib
 import os
 import queue
 import resource
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
-from pathlib import Path
 
 import msgspec
 
@@ -25,9 +21,7 @@ from harness.errors import UserError
 from harness.load_plan import (
     Begin,
     ClientStats,
-    Feed,
     Finished,
-    FrameReader,
     Go,
     LoadPlan,
     Need,
@@ -35,8 +29,8 @@ from harness.load_plan import (
     Records,
     Stop,
     ToParent,
-    encode_frame,
 )
+from harness.load_process import STOP_S, Hand, Inbox, WorkerProcess
 from harness.records import PointKey, RequestRecord
 from harness.transport import monotonic
 
@@ -44,8 +38,6 @@ STREAMS_PER_WORKER = 64
 FILES_BESIDE_STREAMS = 64
 _START_S = 30.0  # for a worker to start and connect
 _HEAD_START_S = 0.05  # between the go and the clock's zero
-_STOP_S = 15.0  # for a stopped worker to send what it has
-_FEED_BYTES = 4 << 20
 
 OnRecords = Callable[[Sequence[RequestRecord]], None]
 OnProgress = Callable[[float], None]
@@ -102,14 +94,47 @@ def run_closed_loop(
         UserError: the limit on open files is too small.
         WorkerCrashed: a client process crashed.
     """
+    begins = _begins(plan, key, attempt, open_loop=False)
+    return _run(begins, requests, on_records, on_progress, stop)
+
+
+def run_open_loop(
+    plan: LoadPlan,
+    requests: Iterator[PlannedRequest],
+    key: PointKey,
+    attempt: int,
+    on_records: OnRecords,
+    on_progress: OnProgress | None = None,
+    stop: threading.Event | None = None,
+) -> LoadResult:
+    """Send each request at its `due_s`, whatever the server does; blocks until the last has ended.
+
+    Args and errors are those of `run_closed_loop`; `plan.concurrency` bounds what is in flight (see `drop_after_s`),
+    and a request belongs to the window by when it was due.
+    """
+    begins = _begins(plan, key, attempt, open_loop=True)
+    return _run(begins, requests, on_records, on_progress, stop)
+
+
+def _begins(plan: LoadPlan, key: PointKey, attempt: int, open_loop: bool) -> list[Begin]:
     count = worker_count(plan)
-    require_open_files(-(-plan.concurrency // count))
+    shares = [tuple(range(number, plan.concurrency, count)) for number in range(count)]
+    return [Begin(plan, key, attempt, number, slots, open_loop) for number, slots in enumerate(shares)]
+
+
+def _run(
+    begins: list[Begin],
+    requests: Iterator[PlannedRequest],
+    on_records: OnRecords,
+    on_progress: OnProgress | None,
+    stop: threading.Event | None,
+) -> LoadResult:
+    require_open_files(max(len(begin.slots) for begin in begins))
     with contextlib.ExitStack() as stack:
-        point = _Point(plan, requests, on_records, on_progress, stop or threading.Event())
-        for number in range(count):
-            slots = tuple(range(number, plan.concurrency, count))
-            begin = Begin(plan=plan, key=key, attempt=attempt, worker=number, slots=slots)
-            point.workers.append(stack.enter_context(_Worker(begin, point.inbox)))
+        hand = Hand(requests, len(begins))
+        point = _Point(begins[0].plan, hand, on_records, on_progress, stop or threading.Event())
+        for begin in begins:
+            point.workers.append(stack.enter_context(WorkerProcess(begin, point.inbox)))
         return point.run()
 
 
@@ -135,74 +160,21 @@ def require_open_files(streams: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-class _Worker:
-    """One client process and the thread that reads from it."""
-
-    def __init__(self, begin: Begin, inbox: queue.SimpleQueue[tuple[int, ToParent | None]]) -> None:
-        self.number = begin.worker
-        self.finished: Finished | None = None
-        self.ready: Ready | None = None
-        self._inbox = inbox
-        root = str(Path(__file__).resolve().parent.parent)
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        # Standard streams only, a session of its own: Ctrl-C reaches this process alone, which then asks for the rest.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "harness.load_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            env=os.environ | {"PYTHONPATH": path},
-        )
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-        self.send(begin)
-
-    def __enter__(self) -> _Worker:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()  # a worker that is still there ends with it
-        try:
-            self._process.wait(_STOP_S if self.finished else 1.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._thread.join()
-        self._process.stdout.close()
-
-    def send(self, message: object) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the reader thread notices the end
-            self._process.stdin.write(encode_frame(message))
-            self._process.stdin.flush()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        frames = FrameReader(ToParent)
-        while data := os.read(self._process.stdout.fileno(), 1 << 20):
-            for message in frames.feed(data):
-                self._inbox.put((self.number, message))
-        self._inbox.put((self.number, None))
-
-
 class _Point:
     """One point as the parent sees it."""
 
     def __init__(
         self,
         plan: LoadPlan,
-        requests: Iterator[PlannedRequest],
+        hand: Hand,
         on_records: OnRecords,
         on_progress: OnProgress | None,
         stop: threading.Event,
     ) -> None:
-        self.workers: list[_Worker] = []
-        self.inbox: queue.SimpleQueue[tuple[int, ToParent | None]] = queue.SimpleQueue()
+        self.workers: list[WorkerProcess] = []
+        self.inbox: Inbox = queue.SimpleQueue()
         self._plan = plan
-        self._requests = requests
+        self._hand = hand
         self._on_records = on_records
         self._on_progress = on_progress
         self._stop = stop
@@ -225,7 +197,7 @@ class _Point:
                 return self._result(server_died=True, detail=failed)
             if self._zero_s is None and monotonic() > deadline:
                 raise WorkerCrashed(f"no client process was ready within {_START_S:.0f} s")
-            if self._stopped_s is not None and monotonic() - self._stopped_s > _STOP_S:
+            if self._stopped_s is not None and monotonic() - self._stopped_s > STOP_S:
                 return self._result(detail="a client process did not stop in time")
         return self._result()
 
@@ -236,11 +208,11 @@ class _Point:
         if self._on_progress is not None and self._zero_s is not None:
             self._on_progress(monotonic() - self._zero_s)
 
-    def _handle(self, worker: _Worker, message: ToParent | None) -> None:
+    def _handle(self, worker: WorkerProcess, message: ToParent | None) -> None:
         if isinstance(message, Records):
             self._on_records(message.records)
         elif isinstance(message, Need):
-            worker.send(self._next_feed(message.count))
+            worker.send(self._hand.feed(worker.number, message.count))
         elif isinstance(message, Ready):
             worker.ready = message
             if all(w.ready and not w.ready.error for w in self.workers) and self._stopped_s is None:
@@ -251,16 +223,6 @@ class _Point:
             worker.finished = message
         elif worker.finished is None and not (worker.ready and worker.ready.error):
             raise WorkerCrashed(f"client process {worker.number} ended before its work was done")
-
-    def _next_feed(self, count: int) -> Feed:
-        batch: list[PlannedRequest] = []
-        size = 0
-        for planned in islice(self._requests, count):
-            batch.append(planned)
-            size += len(planned.body)
-            if size > _FEED_BYTES:
-                return Feed(batch)
-        return Feed(batch, last=len(batch) < count)
 
     def _tell_stop(self) -> None:
         self._stopped_s = monotonic()

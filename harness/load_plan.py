@@ -35,6 +35,8 @@ class LoadPlan(msgspec.Struct, frozen=True):
         warmup_s: load before the measuring window; requests start one by one over its first half.
         duration_s: length of the measuring window.
         drain_s: how long to wait for requests in flight after it.
+        drop_after_s: an open loop drops what it could not send so long after its time; None never drops, 0 drops
+            whatever would have to wait.
         workers: client processes; 0 chooses.
     """
 
@@ -48,6 +50,7 @@ class LoadPlan(msgspec.Struct, frozen=True):
     timeouts: Timeouts = Timeouts()
     workers: int = 0
     transport: TransportName = "auto"
+    drop_after_s: float | None = None
 
 
 class ClientStats(msgspec.Struct, frozen=True):

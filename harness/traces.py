@@ -106,5 +106,6 @@ def _row(path: Path, number: int, make: Callable[[Any], TraceRow], load: Callabl
     try:
         row = make(load(line))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}:{number} is no Mooncake, BurstGPT or Azure entry ({error!r}); mend the line") from error
+        what = f"{path}:{number} is no Mooncake, BurstGPT or Azure entry ({error!r})"
+        raise UserError(f"{what}; mend or remove the line") from error
     return msgspec.structs.replace(row, input_tokens=max(1, row.input_tokens), output_tokens=max(1, row.output_tokens))

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +20,7 @@ import numpy as np
 from harness.api import API_PATHS as API_PATHS
 from harness.api import Api as Api
 from harness.api import PlannedRequest as PlannedRequest
+from harness.datasets import Sample, read_dataset, salted, templated_ids, tokenizer_of
 from harness.records import Workload
 
 HASHED_REQUESTS = 64  # of each point: a point is bounded by time, so its list has no end to hash up to
@@ -34,10 +38,13 @@ class WorkloadPlan(msgspec.Struct, frozen=True):
     """How the requests of a run are made.
 
     Attributes:
-        input_tokens, output_tokens: length of prompt and answer, in tokens.
+        dataset: "random", or a file that harness.datasets reads.
+        input_tokens: length of a random prompt; in words for a chat.
+        output_tokens: length of the answer, where the data set does not bound it itself.
         vocab_size: random ids stay below it.
         ignore_eos: the server must generate exactly output_tokens.
         sampling: sampling parameters beyond those, as the API names them.
+        tokenizer: folder of a tokenizer, whose chat template then makes ids of a data set's messages.
     """
 
     dataset: str = "random"
@@ -49,40 +56,53 @@ class WorkloadPlan(msgspec.Struct, frozen=True):
     vocab_size: int = 32000
     ignore_eos: bool = True
     sampling: dict[str, Any] = {}
+    tokenizer: str | None = None
 
     def requests(self, concurrency: int, repeat: int) -> Iterator[PlannedRequest]:
-        """The endless request list of one point: made as it is read."""
-        index = 0
-        while True:
-            yield self._request(concurrency, repeat, index)
-            index += 1
+        """The endless request list of one point: made as it is read.
+
+        Raises:
+            UserError: the data set or the tokenizer cannot be read.
+        """
+        salt = f"{self.seed}/{concurrency}/{repeat}"
+        return self._random(salt) if self.dataset == "random" else self._from_file(salt)
 
     def describe(self, concurrency: Sequence[int], repeats: int) -> Workload:
         """The manifest's entry; its hash covers the first HASHED_REQUESTS bodies of every point."""
         digest = hashlib.sha256()
         for level in concurrency:
             for repeat in range(1, repeats + 1):
-                for _, planned in zip(range(HASHED_REQUESTS), self.requests(level, repeat), strict=False):
+                for planned in islice(self.requests(level, repeat), HASHED_REQUESTS):
                     digest.update(planned.body)
         return Workload(
             dataset=self.dataset,
-            input_tokens=self.input_tokens,
+            input_tokens=self.input_tokens if self.dataset == "random" else None,
             output_tokens=self.output_tokens,
             seed=self.seed,
             sha256=digest.hexdigest(),
             api=self.api,
         )
 
-    def _request(self, concurrency: int, repeat: int, index: int) -> PlannedRequest:
-        salt = f"{self.seed}/{concurrency}/{repeat}/{index}"
-        if self.api == "chat":
-            prompt: Any = _random_text(salt, self.input_tokens)
-            known = None
-        else:
-            prompt = _draw(salt, self.input_tokens, min(RESERVED_IDS, self.vocab_size // 8), self.vocab_size)
-            known = self.input_tokens
-        body = encode_body(self, prompt, self.output_tokens)
-        return PlannedRequest(index, body, known, self.output_tokens if self.ignore_eos else None)
+    def _random(self, salt: str) -> Iterator[PlannedRequest]:
+        for index in count():
+            if self.api == "chat":
+                yield self._planned(index, _random_text(f"{salt}/{index}", self.input_tokens), self.output_tokens)
+            else:
+                ids = draw_ids(self, f"{salt}/{index}", self.input_tokens)
+                yield self._planned(index, ids, self.output_tokens)
+
+    def _from_file(self, salt: str) -> Iterator[PlannedRequest]:
+        tokenizer = tokenizer_of(self.tokenizer) if self.tokenizer and self.api != "chat" else None
+        for index, sample in enumerate(salted(_samples(self.dataset), salt)):
+            prompt: Any = list(sample.messages) if self.api == "chat" else sample.text
+            if tokenizer is not None:
+                prompt = templated_ids(sample, tokenizer)
+            yield self._planned(index, prompt, sample.output_tokens or self.output_tokens)
+
+    def _planned(self, index: int, prompt: Any, output_tokens: int) -> PlannedRequest:
+        known = len(prompt) if self.api != "chat" and isinstance(prompt, list) else None
+        body = encode_body(self, prompt, output_tokens)
+        return PlannedRequest(index, body, known, output_tokens if self.ignore_eos else None)
 
 
 def encode_body(plan: WorkloadPlan, prompt: Any, output_tokens: int) -> bytes:
@@ -116,6 +136,16 @@ def _messages(prompt: Any) -> Any:
 def _random_text(salt: str, words: int) -> str:
     vocabulary = _WORDS.split()
     return " ".join(vocabulary[i] for i in _draw(salt, words, 0, len(vocabulary)))
+
+
+def draw_ids(plan: WorkloadPlan, salt: str, count: int) -> list[int]:
+    """Random token ids inside the plan's vocabulary."""
+    return _draw(salt, count, min(RESERVED_IDS, plan.vocab_size // 8), plan.vocab_size)
+
+
+@cache
+def _samples(path: str) -> list[Sample]:
+    return read_dataset(Path(path))
 
 
 def _draw(salt: str, count: int, low: int, high: int) -> list[int]:

@@ -3,10 +3,11 @@
 import pytest
 
 from harness.api import Api, PlannedRequest
-from harness.client import ERRORS, StreamReader, make_record, read_on, spread
+from harness.client import ERRORS, make_record, read_on, spread
 from harness.http1 import MalformedResponse, ResponseFramer
 from harness.mock_streams import MODES, Ask, Timing
 from harness.records import PointKey, RequestRecord
+from harness.stream import StreamReader
 from harness.transport import Backlog, Exchange
 
 APIS: tuple[Api, ...] = ("generate", "completions", "chat")

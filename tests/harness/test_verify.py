@@ -80,5 +80,6 @@ def test_write_puts_the_recomputed_figures_in_place(tmp_path: Path) -> None:
     write(tmp_path / "run", output_tok_per_s=90.0, worker="W")
     assert verify_run(tmp_path / "run", write=True).written == 1
     assert verify_run(tmp_path / "run").ok
+    # Two of the eighty tokens arrive at the window's very end, which is no longer in it.
     (row,) = RunFolder(tmp_path / "run").levels()
-    assert (row.output_tok_per_s, row.worker) == (80.0, "W")
+    assert (row.output_tok_per_s, row.worker) == (78.0, "W")
