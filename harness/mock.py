@@ -28,6 +28,15 @@ from harness.api import API_PATHS, Api
 from harness.mock_streams import MODES, Ask, Step, Timing, plain
 from harness.transport import monotonic
 
+# What other load generators want to read before they start.
+_ANSWERS: dict[str, bytes] = {
+    "/health": b"{}",
+    "/flush_cache": b"{}",
+    "/v1/models": b'{"object":"list","data":[{"id":"mock","object":"model"}]}',
+    "/server_info": b'{"internal_states":[{}]}',
+    "/get_server_info": b'{"internal_states":[{}]}',
+    "/model_info": b'{"model_path":"mock"}',
+}
 _API_OF_PATH: dict[str, Api] = {path: api for api, path in API_PATHS.items()}
 
 
@@ -41,6 +50,7 @@ class Stamps:
         self.ttft_s = array("d")
         self.gap_s = array("d")
         self.requests = 0
+        self.first_s = self.last_s = monotonic()
         self.in_flight = 0
         self.in_flight_max = 0
         self.disconnects = 0
@@ -50,6 +60,8 @@ class Stamps:
             "requests": self.requests,
             "in_flight_max": self.in_flight_max,
             "disconnects": self.disconnects,
+            "first_s": self.first_s,
+            "last_s": self.last_s,
             "chunks": len(self.gap_s) + len(self.ttft_s),
             "ttft_p50_s": _quantile(self.ttft_s, 0.5),
             "ttft_p99_s": _quantile(self.ttft_s, 0.99),
@@ -133,11 +145,15 @@ class _Connection(asyncio.Protocol):
         elif path == "/reset":
             stamps.reset()
             self._reply(b"{}")
+        elif path in _ANSWERS:
+            self._reply(_ANSWERS[path])
         elif (asked := _ask(path, body)) is None:
             self._reply(b"{}", "404 Not Found")
         else:
             mode, ask = asked
             stamps.requests += 1
+            if stamps.requests == 1:
+                stamps.first_s = monotonic()
             stamps.in_flight += 1
             stamps.in_flight_max = max(stamps.in_flight, stamps.in_flight_max)
             self._steps = _steps(mode, ask, self._server.timing)
@@ -187,7 +203,7 @@ class _Connection(asyncio.Protocol):
             stamps.ttft_s.append(now - self._got_s)
         elif self._next is not None and b"data: [DONE]" not in self._next:
             stamps.gap_s.append(now - self._last_s)
-        self._last_s = now
+        self._last_s = stamps.last_s = now
 
     def _end(self) -> None:
         self._steps = None
