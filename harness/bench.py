@@ -163,6 +163,9 @@ class Bench:
             server_died=result.server_died,
             unproven=unproven,
         )
+        figures = metrics.row_fields()
+        if steps is not None:
+            figures["accept_len"] = steps.accept_len  # requests cannot tell plain steps from verify steps
         generated = None if before.generated is None or after.generated is None else after.generated - before.generated
         return msgspec.structs.replace(
             self._row(server, key, policy, judgement.status, judgement.verdict),
@@ -174,7 +177,7 @@ class Bench:
             switches=steps.switches if steps else None,
             worker_tokens=steps.tokens if steps else None,
             server_tokens=None if generated is None else round(generated),
-            **metrics.row_fields(),
+            **figures,
         )
 
     def _row(self, server: Server, key: PointKey, policy: Policy | None, status: Status, verdict: str) -> LevelRow:

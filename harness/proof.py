@@ -39,6 +39,13 @@ class Steps(msgspec.Struct, frozen=True):
         return sum(tokens for _, tokens, _ in self.by_batch.values())
 
     @property
+    def accept_len(self) -> float | None:
+        """Tokens per request and verify step, over the steps that speculated; None when none did."""
+        on = [(batch, steps, tokens) for (batch, state), (steps, tokens, _) in self.by_batch.items() if state == "on"]
+        verified = sum(batch * steps for batch, steps, _ in on)
+        return sum(tokens for _, _, tokens in on) / verified if verified else None
+
+    @property
     def batch_mean(self) -> float | None:
         """Mean decode batch over the steps; None when there were none."""
         total = sum(steps for steps, _, _ in self.by_batch.values())

@@ -134,3 +134,11 @@ def test_reported_arguments_take_the_effective_limit() -> None:
     """max_running_requests is what the scheduler uses, not what was asked."""
     info = {"max_running_requests": None, "internal_states": [{"effective_max_running_requests_per_dp": 48}]}
     assert reported_arguments(info)["max_running_requests"] == 48
+
+
+def test_accept_length_is_of_the_steps_that_speculated() -> None:
+    """Two requests for ten verify steps with 56 tokens are 2.8; plain steps do not count."""
+    after = block({(2, "on"): 10, (9, "off"): 50}, 8, 1)
+    after["by_batch"][0]["tokens"] = 56
+    assert steps_between(block({}, 8), after).accept_len == pytest.approx(2.8)
+    assert steps_between(block({}, 8), block({(9, "off"): 50}, 8)).accept_len is None
