@@ -22,7 +22,6 @@ from harness.runfolder import RunFolder
 from harness.sim.preset import DEFAULT_PRESET
 from harness.sweep import Keys, run_sweep
 
-
 Text = Annotated[str | None, typer.Option()]
 
 

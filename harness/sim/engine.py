@@ -144,7 +144,8 @@ class Engine:
         self._context_tokens = 0  # sum of the running requests' sequence lengths
         self._reserved_tokens = 0  # KV tokens of admitted requests
         self._drafts_before: int | None = None
-        self._decode_s: dict[tuple[int, int], float] = {}
+        self._decode_s: dict[tuple[int, int], float] = {}  # by (batch, drafts)
+        self._prefill_s: dict[int, float] = {}  # by tokens
         self._chances: dict[int, npt.NDArray[np.float64]] = {}
         self.gate = None if policy is None else Gate(policy, acceptance.num_steps)
 
@@ -250,7 +251,9 @@ class Engine:
 
     def _prefill(self, batch: list[tuple[Request, int]]) -> Step:
         tokens = sum(part for _, part in batch)
-        start_s, end_s = self._spend(self.costs.prefill.at(tokens))
+        if tokens not in self._prefill_s:
+            self._prefill_s[tokens] = self.costs.prefill.at(tokens)
+        start_s, end_s = self._spend(self._prefill_s[tokens])
         first = [request for request, _ in batch if request.prefilled == request.prompt_tokens]
         for request in first:
             request.first_token_s = end_s

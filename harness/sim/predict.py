@@ -21,7 +21,7 @@ from patched_worker.policy import Policy
 NEVER_DISABLE = Policy.from_threshold(None)
 ALWAYS_OFF = Policy.from_threshold(0)
 WARMUP_ROUNDS, WINDOW_ROUNDS = 2, 8
-MIN_WARMUP_REQUESTS, MIN_WINDOW_REQUESTS = 8, 48
+MIN_WARMUP_REQUESTS, MIN_WINDOW_REQUESTS = 8, 48  # C = 1 needs more rounds to average its acceptance out
 
 
 class ClosedLoopResult(msgspec.Struct, frozen=True):
@@ -29,6 +29,7 @@ class ClosedLoopResult(msgspec.Struct, frozen=True):
 
     Attributes:
         decode_batch_mean: mean decode batch over decode steps.
+        decode_s: the part of duration_s spent in decode steps.
         accept_len: tokens per verify step, over steps that speculated; None where none did.
         requests: finished inside the window.
     """
@@ -42,6 +43,7 @@ class ClosedLoopResult(msgspec.Struct, frozen=True):
     decode_batch_mean: float
     accept_len: float | None
     duration_s: float
+    decode_s: float
     requests: int
     steps_on: int
     steps_off: int
@@ -80,6 +82,7 @@ def simulate_closed_loop(
     policy: Policy | None = None,
     seed: int = 0,
     duration_s: float | None = None,
+    min_requests: int = MIN_WINDOW_REQUESTS,
     noise: Noise = NO_NOISE,
 ) -> ClosedLoopResult:
     """Run one point on the virtual clock.
@@ -91,7 +94,8 @@ def simulate_closed_loop(
         input_tokens, output_tokens: of every request.
         policy: when to speculate, on a patched server.
         seed: of acceptance and noise.
-        duration_s: simulated seconds of the window; by default it spans 8 requests per user and at least 48.
+        duration_s: simulated seconds of the window; by default it spans 8 requests per user.
+        min_requests: the fewest requests that such a window spans.
         noise: how step times scatter.
 
     Raises:
@@ -101,7 +105,7 @@ def simulate_closed_loop(
     users = _Users(engine, concurrency, input_tokens, output_tokens)
     users.run_until(max(WARMUP_ROUNDS * concurrency, MIN_WARMUP_REQUESTS), None)
     before = _reading(engine)
-    requests = max(WINDOW_ROUNDS * concurrency, MIN_WINDOW_REQUESTS) if duration_s is None else None
+    requests = max(WINDOW_ROUNDS * concurrency, min_requests) if duration_s is None else None
     finished = users.run_until(requests, duration_s)
     return _result(variant, concurrency, before, _reading(engine), finished)
 
@@ -142,6 +146,7 @@ class _Reading(msgspec.Struct, frozen=True):
     tokens_on: int
     requests_on: int
     requests_all: int
+    decode_s: float
 
 
 def _reading(engine: Engine) -> _Reading:
@@ -155,6 +160,7 @@ def _reading(engine: Engine) -> _Reading:
         sum(count.tokens for _, count in on),
         sum(batch * count.steps for batch, count in on),
         sum(batch * count.steps for (batch, _), count in counters.by_batch.items()),
+        sum(count.seconds for count in counters.by_batch.values()),
     )
 
 
@@ -177,6 +183,7 @@ def _result(
         decode_batch_mean=(after.requests_all - before.requests_all) / max(steps_on + steps_off, 1),
         accept_len=(after.tokens_on - before.tokens_on) / verifies if verifies else None,
         duration_s=duration_s,
+        decode_s=after.decode_s - before.decode_s,
         requests=len(finished),
         steps_on=steps_on,
         steps_off=steps_off,
