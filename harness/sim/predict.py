@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 
 from harness.records import PATCHED_VARIANTS, Variant
-from harness.sim.engine import Engine, Request
+from harness.sim.engine import Engine
 from harness.sim.noise import NO_NOISE, Noise
 from harness.sim.preset import Preset, costs_of
+from harness.sim.progress import Request
 from patched_worker.policy import Policy
 
 NEVER_DISABLE = Policy.from_threshold(None)
