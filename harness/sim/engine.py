@@ -11,6 +11,7 @@ retracted; there is no prefix cache; every request runs to its output length.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -35,7 +36,7 @@ class Engine:
         acceptance: what its draft achieves.
         policy: when it speculates; None is a server that cannot (the baselines).
         frontend: what a request passes before it is scheduled.
-        seed: of acceptance and noise, which draw from separate streams.
+        seed: of acceptance, noise and the front end's jitter, which draw from separate streams.
         noise: how step times scatter.
     """
 
@@ -54,12 +55,13 @@ class Engine:
         self.acceptance = acceptance
         self.counters = Counters()
         self.now_s = 0.0
-        accept_seed, noise_seed = np.random.SeedSequence(seed).spawn(2)
+        accept_seed, noise_seed, front_seed = np.random.SeedSequence(seed).spawn(3)
         self._accept_rng = np.random.default_rng(accept_seed)
         self._disturbance = Disturbance(noise, np.random.default_rng(noise_seed))
         self._frontend = frontend
+        self._frontend_rng = np.random.default_rng(front_seed)
         self._frontend_free_s = 0.0
-        self._arriving: deque[Request] = deque()  # in the front end, in order of arrival
+        self._arriving: list[Request] = []  # in the front end, the next to arrive last
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._left: Counts = np.zeros(0, np.int64)  # tokens still to come, of each running request
@@ -106,7 +108,7 @@ class Engine:
             )
 
     def submit(self, request: Request) -> None:
-        """Let a request in at its `sent_s`; requests come in the order in which they were sent.
+        """Let a request in, in the order of `sent_s`.
 
         Raises:
             UserError: it never fits.
@@ -115,14 +117,16 @@ class Engine:
         front = self._frontend
         alone_s = request.sent_s + front.delay_s - front.per_request_s
         request.arrived_s = self._frontend_free_s = max(alone_s, self._frontend_free_s) + front.per_request_s
-        self._arriving.append(request)
+        if front.jitter_s:
+            request.arrived_s += front.jitter_s * self._frontend_rng.standard_exponential()
+        insort(self._arriving, request, key=lambda other: -other.arrived_s)
 
     @property
     def ready_s(self) -> float | None:
         """When the next step can begin; None while there is nothing to do."""
         if self._running or self._waiting:
             return self.now_s
-        return max(self.now_s, self._arriving[0].arrived_s) if self._arriving else None
+        return max(self.now_s, self._arriving[-1].arrived_s) if self._arriving else None
 
     def step(self) -> Step | None:
         """Run the next step from `ready_s`; None where there is nothing to do."""
@@ -133,8 +137,8 @@ class Engine:
         if start_s > self.now_s:
             self._fall_idle()
             self.now_s = start_s
-        while self._arriving and self._arriving[0].arrived_s <= self.now_s:
-            self._waiting.append(self._arriving.popleft())
+        while self._arriving and self._arriving[-1].arrived_s <= self.now_s:
+            self._waiting.append(self._arriving.pop())
         if batch := self._admit():
             return self._prefill(batch)
         return self._decode()
@@ -145,7 +149,7 @@ class Engine:
         for request in dropped:
             request.finish, request.finished_s = "abort", self.now_s
             self._reserved_tokens -= _reservation(request) if request.prefilled else 0
-        self._arriving = deque(request for request in self._arriving if request.finish is None)
+        self._arriving = [request for request in self._arriving if request.finish is None]
         self._waiting = deque(request for request in self._waiting if request.finish is None)
         dropped += self._retire(np.array([chosen(request) for request in self._running], bool), "abort")
         self.counters.aborted += len(dropped)

@@ -21,6 +21,7 @@ class Point(msgspec.Struct, frozen=True):
 
     output_tok_per_s: float
     ttft_p50_s: float
+    gap_p50_s: float
     accept_len: float | None
 
 
@@ -28,6 +29,7 @@ class Measured(msgspec.Struct, frozen=True):
     """Run folders of one machine, model, draft and workload, taken together.
 
     Attributes:
+        spread_s: seconds over which users started, half of the warm-up.
         points: by variant and concurrency.
         servers: the server that played each variant, as its manifest has it.
     """
@@ -35,6 +37,7 @@ class Measured(msgspec.Struct, frozen=True):
     runs: tuple[str, ...]
     input_tokens: int
     output_tokens: int
+    spread_s: float
     gpu: str
     points: dict[Variant, dict[int, Point]]
     servers: dict[Variant, ServerRecord]
@@ -54,7 +57,8 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def read_measured(folders: Sequence[Path]) -> Measured:
-    """Read run folders; where several hold a variant, all their repeats count.
+    """Read run folders. Each variant is taken from the first that has usable points of it, whole: further folders fill
+    what the first lacks (the reference without overlap, say), and medians never mix servers.
 
     Raises:
         UserError: one is no run, not measured, or of another workload or GPU than the first.
@@ -67,15 +71,17 @@ def read_measured(folders: Sequence[Path]) -> Measured:
             raise UserError(f"{run.path} is {run.manifest.source}; a preset is made from measured runs only")
     lengths = _same(runs, "request lengths", _lengths)
     gpu = _same(runs, "GPU", _gpu)
-    rows = [row for run in runs for row in run.levels() if row.usable]
-    variants = {row.variant for row in rows}
-    return Measured(
-        tuple(run.path.resolve().name for run in runs),
-        *lengths,
-        gpu,
-        {variant: _points([row for row in rows if row.variant == variant]) for variant in sorted(variants)},
-        {variant: server for run in runs for variant, server in _servers(run)},
-    )
+    points: dict[Variant, dict[int, Point]] = {}
+    servers: dict[Variant, ServerRecord] = {}
+    for run in runs:
+        rows = [row for row in run.levels() if row.usable]
+        for variant in sorted({row.variant for row in rows} - set(points)):
+            points[variant] = _points([row for row in rows if row.variant == variant])
+            record = run.manifest.variants.get(variant)
+            if record is not None and record.server_run in run.manifest.servers:
+                servers[variant] = run.manifest.servers[record.server_run]
+    spread_s = runs[0].manifest.settings.warmup_s / 2
+    return Measured(tuple(run.path.resolve().name for run in runs), *lengths, spread_s, gpu, points, servers)
 
 
 def _same(runs: Sequence[RunFolder], what: str, of: Callable[[RunFolder], T]) -> T:
@@ -98,13 +104,6 @@ def _gpu(run: RunFolder) -> str:
     return str(gpus[0]["name"])
 
 
-def _servers(run: RunFolder) -> Iterable[tuple[Variant, ServerRecord]]:
-    for variant, record in run.manifest.variants.items():
-        server = run.manifest.servers.get(record.server_run)
-        if server is not None:
-            yield variant, server  # type: ignore[misc]  # its keys are variants, though typed as text
-
-
 def _points(rows: Sequence[LevelRow]) -> dict[int, Point]:
     levels = sorted({row.concurrency for row in rows})
     return {level: _point([row for row in rows if row.concurrency == level]) for level in levels}
@@ -113,9 +112,10 @@ def _points(rows: Sequence[LevelRow]) -> dict[int, Point]:
 def _point(rows: Sequence[LevelRow]) -> Point:
     throughput = _median(row.output_tok_per_s for row in rows)
     ttft = _median(row.ttft_p50_s for row in rows)
-    if throughput is None or ttft is None:
-        raise UserError(f"{rows[0].key} has no throughput or no ttft; measure it with streamed answers")
-    return Point(throughput, ttft, _median(row.accept_len for row in rows))
+    gap = _median(row.gap_p50_s for row in rows)
+    if throughput is None or ttft is None or gap is None:
+        raise UserError(f"{rows[0].key} has no throughput, ttft or gap; measure it with streamed answers")
+    return Point(throughput, ttft, gap, _median(row.accept_len for row in rows))
 
 
 def _median(values: Iterable[float | None]) -> float | None:

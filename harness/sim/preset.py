@@ -81,10 +81,12 @@ class FrontEnd(msgspec.Struct, frozen=True):
     Attributes:
         delay_s: from when a request is sent until the front end is done with it, if it is alone.
         per_request_s: of that, the part for which it keeps later requests waiting.
+        jitter_s: mean of what comes on top, exponentially distributed: event loops and the network.
     """
 
     delay_s: float = 0.0
     per_request_s: float = 0.0
+    jitter_s: float = 0.0
 
 
 NO_FRONT_END = FrontEnd()

@@ -7,14 +7,14 @@ import pytest
 from harness.records import Variant
 from harness.sim.noise import Noise
 from harness.sim.predict import simulate_closed_loop
-from harness.sim.preset import Limits
+from harness.sim.preset import FrontEnd, Limits
 from patched_worker.policy import Policy
 from tests.harness.sim.worlds import DECODE, PREFILL, world
 
 
 def test_one_user_is_arithmetic() -> None:
     """At C = 1 the front end, one prefill and one step per token add up to the whole latency."""
-    result = simulate_closed_loop(world(), "baseline", 1, 128, 101)
+    result = simulate_closed_loop(world(frontend=FrontEnd(0.002)), "baseline", 1, 128, 101)
     ttft_s = 0.002 + PREFILL.at(128)
     assert result.ttft_p50_s == pytest.approx(ttft_s)
     assert result.tpot_p50_s == pytest.approx(DECODE.at(1))
@@ -38,10 +38,10 @@ def test_speculation_wins_at_low_load_and_loses_at_high() -> None:
 def test_dynamic_follows_the_better_side(level: int) -> None:
     """With its threshold between, dynamic equals eagle3 below and forced_off above it, and counts its steps so."""
     policy = Policy.from_threshold(8)
-    dynamic = simulate_closed_loop(world(), "dynamic", level, 32, 64, policy, seed=3)
+    dynamic = simulate_closed_loop(world(), "dynamic", level, 32, 64, policy, spread_s=0.0)
     side: Variant = "eagle3" if level <= 8 else "forced_off"
-    pure = simulate_closed_loop(world(), side, level, 32, 64, seed=3)
-    assert dynamic.output_tok_per_s == pytest.approx(pure.output_tok_per_s, rel=0.03)
+    pure = simulate_closed_loop(world(), side, level, 32, 64, spread_s=0.0)
+    assert dynamic.output_tok_per_s == pytest.approx(pure.output_tok_per_s, rel=0.05)
     assert (dynamic.steps_on > dynamic.steps_off) == (level <= 8)
 
 

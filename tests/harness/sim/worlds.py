@@ -30,6 +30,6 @@ def world(tax: float = 0.0, **changes: object) -> Preset:
         baseline_no_overlap=ServerTables(DECODE.scaled(1.2), PREFILL),
         patched=patched,
         limits=Limits(max_running_requests=256, max_total_num_tokens=100_000),
-        frontend=FrontEnd(0.002, 0.0002),
+        frontend=FrontEnd(0.002, 0.0002, 0.001),
     )
     return msgspec.structs.replace(preset, **changes)
