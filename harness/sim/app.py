@@ -13,7 +13,7 @@ from aiohttp import web
 
 from harness.errors import UserError
 from harness.sim import wire
-from harness.sim.engine import Request
+from harness.sim.progress import Request
 from harness.sim.requests import Body, ChatBody, CompletionBody, GenerateBody, requests_of
 from harness.sim.service import Open, ServerSettings, Service
 

@@ -11,9 +11,9 @@ retracted; there is no prefix cache; every request runs to its output length.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -23,83 +23,8 @@ from harness.errors import UserError
 from harness.sim.acceptance import Acceptance
 from harness.sim.noise import NO_NOISE, Disturbance, Noise
 from harness.sim.preset import NO_FRONT_END, Costs, FrontEnd, Limits
+from harness.sim.progress import BatchCount, Counters, Counts, Request, Step
 from patched_worker.policy import Gate, Policy
-
-Counts = npt.NDArray[np.int64]
-State = Literal["on", "off"]
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """One request inside the engine; times in simulated seconds, lengths in tokens.
-
-    `arrived_s` (at the scheduler) is the engine's to fill in. The counts of tokens, verify steps and accepted drafts
-    are final once `finish` is set; while it runs, steps tell of its tokens.
-    """
-
-    rid: str
-    prompt_tokens: int
-    output_tokens: int
-    sent_s: float
-    arrived_s: float = 0.0
-    prefilled: int = 0
-    generated: int = 0
-    verify_steps: int = 0
-    accepted_drafts: int = 0
-    first_token_s: float | None = None
-    finished_s: float | None = None
-    finish: Literal["length", "abort"] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one step did.
-
-    Attributes:
-        kind: "prefill", or "decode" of `drafts` draft steps.
-        start_s, end_s: on the virtual clock.
-        requests: those that got tokens, and `tokens`: how many each.
-        finished: those of them that ended with it.
-    """
-
-    kind: Literal["prefill", "decode"]
-    start_s: float
-    end_s: float
-    drafts: int
-    requests: Sequence[Request]
-    tokens: Counts
-    finished: Sequence[Request]
-
-
-@dataclass(slots=True)
-class BatchCount:
-    """Steps of one decode batch in one state, their tokens and seconds."""
-
-    steps: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the engine has done since it started; `by_batch` is of decode steps, keyed by (batch, state)."""
-
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    finished: int = 0
-    aborted: int = 0
-    prefills: int = 0
-    switches: int = 0
-    by_batch: dict[tuple[int, State], BatchCount] = field(default_factory=dict)
-
-    def steps(self, state: State) -> int:
-        return sum(count.steps for (_, at), count in self.by_batch.items() if at == state)
-
-    @property
-    def accept_len(self) -> float | None:
-        """Tokens per request and verify step so far; None before the first."""
-        on = [(batch * count.steps, count.tokens) for (batch, at), count in self.by_batch.items() if at == "on"]
-        return sum(tokens for _, tokens in on) / sum(verified for verified, _ in on) if on else None
 
 
 class Engine:
@@ -111,7 +36,7 @@ class Engine:
         acceptance: what its draft achieves.
         policy: when it speculates; None is a server that cannot (the baselines).
         frontend: what a request passes before it is scheduled.
-        seed: of acceptance and noise, which draw from separate streams.
+        seed: of acceptance, noise and the front end's jitter, which draw from separate streams.
         noise: how step times scatter.
     """
 
@@ -130,12 +55,13 @@ class Engine:
         self.acceptance = acceptance
         self.counters = Counters()
         self.now_s = 0.0
-        accept_seed, noise_seed = np.random.SeedSequence(seed).spawn(2)
+        accept_seed, noise_seed, front_seed = np.random.SeedSequence(seed).spawn(3)
         self._accept_rng = np.random.default_rng(accept_seed)
         self._disturbance = Disturbance(noise, np.random.default_rng(noise_seed))
         self._frontend = frontend
+        self._frontend_rng = np.random.default_rng(front_seed)
         self._frontend_free_s = 0.0
-        self._arriving: deque[Request] = deque()  # in the front end, in order of arrival
+        self._arriving: list[Request] = []  # in the front end, the next to arrive last
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._left: Counts = np.zeros(0, np.int64)  # tokens still to come, of each running request
@@ -144,7 +70,8 @@ class Engine:
         self._context_tokens = 0  # sum of the running requests' sequence lengths
         self._reserved_tokens = 0  # KV tokens of admitted requests
         self._drafts_before: int | None = None
-        self._decode_s: dict[tuple[int, int], float] = {}
+        self._decode_s: dict[tuple[int, int], float] = {}  # by (batch, drafts)
+        self._prefill_s: dict[int, float] = {}  # by tokens
         self._chances: dict[int, npt.NDArray[np.float64]] = {}
         self.gate = None if policy is None else Gate(policy, acceptance.num_steps)
 
@@ -181,7 +108,7 @@ class Engine:
             )
 
     def submit(self, request: Request) -> None:
-        """Let a request in at its `sent_s`; requests come in the order in which they were sent.
+        """Let a request in, in the order of `sent_s`.
 
         Raises:
             UserError: it never fits.
@@ -190,14 +117,16 @@ class Engine:
         front = self._frontend
         alone_s = request.sent_s + front.delay_s - front.per_request_s
         request.arrived_s = self._frontend_free_s = max(alone_s, self._frontend_free_s) + front.per_request_s
-        self._arriving.append(request)
+        if front.jitter_s:
+            request.arrived_s += front.jitter_s * self._frontend_rng.standard_exponential()
+        insort(self._arriving, request, key=lambda other: -other.arrived_s)
 
     @property
     def ready_s(self) -> float | None:
         """When the next step can begin; None while there is nothing to do."""
         if self._running or self._waiting:
             return self.now_s
-        return max(self.now_s, self._arriving[0].arrived_s) if self._arriving else None
+        return max(self.now_s, self._arriving[-1].arrived_s) if self._arriving else None
 
     def step(self) -> Step | None:
         """Run the next step from `ready_s`; None where there is nothing to do."""
@@ -208,8 +137,8 @@ class Engine:
         if start_s > self.now_s:
             self._fall_idle()
             self.now_s = start_s
-        while self._arriving and self._arriving[0].arrived_s <= self.now_s:
-            self._waiting.append(self._arriving.popleft())
+        while self._arriving and self._arriving[-1].arrived_s <= self.now_s:
+            self._waiting.append(self._arriving.pop())
         if batch := self._admit():
             return self._prefill(batch)
         return self._decode()
@@ -220,7 +149,7 @@ class Engine:
         for request in dropped:
             request.finish, request.finished_s = "abort", self.now_s
             self._reserved_tokens -= _reservation(request) if request.prefilled else 0
-        self._arriving = deque(request for request in self._arriving if request.finish is None)
+        self._arriving = [request for request in self._arriving if request.finish is None]
         self._waiting = deque(request for request in self._waiting if request.finish is None)
         dropped += self._retire(np.array([chosen(request) for request in self._running], bool), "abort")
         self.counters.aborted += len(dropped)
@@ -250,7 +179,9 @@ class Engine:
 
     def _prefill(self, batch: list[tuple[Request, int]]) -> Step:
         tokens = sum(part for _, part in batch)
-        start_s, end_s = self._spend(self.costs.prefill.at(tokens))
+        if tokens not in self._prefill_s:
+            self._prefill_s[tokens] = self.costs.prefill.at(tokens)
+        start_s, end_s = self._spend(self._prefill_s[tokens])
         first = [request for request, _ in batch if request.prefilled == request.prompt_tokens]
         for request in first:
             request.first_token_s = end_s

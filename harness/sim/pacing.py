@@ -12,7 +12,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from harness.sim.engine import Engine, Request, Step
+from harness.sim.engine import Engine
+from harness.sim.progress import Request, Step
 
 MAX_LAG_S = 0.25  # of the wall clock
 

@@ -1,8 +1,8 @@
 """A preset: everything the engine knows about one machine, model and draft, as one JSON file.
 
 The tables are of three servers: the baseline with the overlap scheduler, the same without it, and a patched
-speculative one, whose off step costs what its reference's decode step costs plus a tax. `origin` says whether the
-tables come from measured run folders or merely illustrate; whatever is simulated from them shows it.
+speculative one, whose off step costs what its reference's decode step costs plus a tax. A preset says whether its
+tables were inverted from measured runs or merely illustrate.
 """
 
 from __future__ import annotations
@@ -60,16 +60,33 @@ class Limits(msgspec.Struct, frozen=True):
     context_length: int = 8192
 
 
+class Calibration(msgspec.Struct, frozen=True):
+    """Which measurements a preset's tables were inverted from.
+
+    Attributes:
+        runs: names of the run folders.
+        concurrency: the points that were used; every other one is a prediction.
+        input_tokens, output_tokens: of the requests; other lengths are extrapolation.
+    """
+
+    runs: tuple[str, ...]
+    concurrency: tuple[int, ...]
+    input_tokens: int
+    output_tokens: int
+
+
 class FrontEnd(msgspec.Struct, frozen=True):
     """What lies between a user and the scheduler: HTTP, tokenizer, detokenizer, one request after the other.
 
     Attributes:
         delay_s: from when a request is sent until the front end is done with it, if it is alone.
         per_request_s: of that, the part for which it keeps later requests waiting.
+        jitter_s: mean of what comes on top, exponentially distributed: event loops and the network.
     """
 
     delay_s: float = 0.0
     per_request_s: float = 0.0
+    jitter_s: float = 0.0
 
 
 NO_FRONT_END = FrontEnd()
@@ -79,13 +96,12 @@ class Preset(msgspec.Struct, frozen=True):
     """One simulated machine.
 
     Attributes:
-        origin: "measured" where the tables were inverted from run folders (named in `runs`), else "illustrative".
         description: where the figures come from, in a sentence.
+        calibration: the measurements behind the tables; None where they merely illustrate.
     """
 
     schema: int
     name: str
-    origin: Literal["measured", "illustrative"]
     description: str
     gpu: str
     model: str
@@ -97,7 +113,11 @@ class Preset(msgspec.Struct, frozen=True):
     patched: PatchedTables
     limits: Limits
     frontend: FrontEnd = NO_FRONT_END
-    runs: tuple[str, ...] = ()
+    calibration: Calibration | None = None
+
+    @property
+    def origin(self) -> Literal["measured", "illustrative"]:
+        return "illustrative" if self.calibration is None else "measured"
 
 
 class Costs(msgspec.Struct, frozen=True):

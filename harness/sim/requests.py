@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from harness.errors import UserError
-from harness.sim.engine import Request
+from harness.sim.progress import Request
 
 DEFAULT_OUTPUT_TOKENS = 128
 BYTES_PER_TOKEN = 4

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from harness.records import Variant
-from harness.sim.engine import Request, Step
 from harness.sim.exposition import Metrics
 from harness.sim.noise import NO_NOISE, Noise
 from harness.sim.pacing import Clock, Pacer
 from harness.sim.policy_wire import specpivot_block, updated_policy
 from harness.sim.predict import make_engine
 from harness.sim.preset import Preset
+from harness.sim.progress import Request, Step
 from harness.sim.wire import Answer, ChunkRenderer, Words
 from patched_worker.policy import Policy
 

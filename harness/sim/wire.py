@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.sim.engine import Request
+from harness.sim.progress import Request
 
 DONE = b"data: [DONE]\n\n"
 _SYLLABLES = ("ba", "do", "fi", "ka", "lo", "me", "nu", "ra", "so", "ti", "va", "wu")

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from harness.errors import UserError
 from harness.sim.acceptance import Acceptance
-from harness.sim.engine import Engine, Request, Step
+from harness.sim.engine import Engine
 from harness.sim.noise import Noise
 from harness.sim.predict import make_engine
 from harness.sim.preset import Limits
+from harness.sim.progress import Request, Step
 from patched_worker.policy import Policy
 from tests.harness.sim.worlds import DECODE, PREFILL, SPECULATIVE, world
 

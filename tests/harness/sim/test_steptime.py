@@ -18,9 +18,20 @@ def test_measured_sizes_are_returned_exactly() -> None:
     assert [TABLE.at(size) for size in TABLE.sizes] == list(TABLE.seconds)
 
 
-def test_between_sizes_is_a_power_law() -> None:
-    """Halfway between two sizes in log lies the geometric mean of their seconds."""
-    assert TABLE.at(16) == pytest.approx(math.sqrt(0.006 * 0.012))
+def test_power_law_is_met_between_its_points() -> None:
+    """Step times that grow as a power of the size are a straight line in log-log, and found exactly."""
+    power = StepTable((1, 4, 64), tuple(0.005 * size**0.3 for size in (1, 4, 64)))
+    assert power.at(16) == pytest.approx(0.005 * 16**0.3)
+    assert power.at(200) == pytest.approx(0.005 * 200**0.3)
+
+
+@pytest.mark.parametrize(("fixed_s", "each_s"), [(0.005, 0.00003), (0.007, 0.00012)])
+def test_fixed_plus_proportional_time_is_met_from_a_few_sizes(fixed_s: float, each_s: float) -> None:
+    """From 1, 4, 16, 64, 256 the usual bend (a fixed part, then one in proportion) is found within 1.5 percent."""
+    sizes = (1, 4, 16, 64, 256)
+    table = StepTable(sizes, tuple(fixed_s + each_s * size for size in sizes))
+    for size in (2, 8, 32, 128):
+        assert table.at(size) == pytest.approx(fixed_s + each_s * size, rel=0.015)
 
 
 @given(st.floats(1, 1e5), st.floats(1, 1e5))

@@ -9,7 +9,7 @@ from harness.sim.preset import FrontEnd, Limits, PatchedTables, Preset, ServerTa
 from harness.sim.steptime import StepTable, TaxTable
 
 DECODE = StepTable((1, 16, 256), (0.005, 0.006, 0.013))
-PREFILL = StepTable((128, 8192), (0.01, 0.14))
+PREFILL = StepTable((128, 1024, 8192), (0.01, 0.024, 0.139))
 SPECULATIVE = StepTable((1, 16, 256), (0.0075, 0.011, 0.037))
 
 
@@ -20,7 +20,6 @@ def world(tax: float = 0.0, **changes: object) -> Preset:
     preset = Preset(
         schema=1,
         name="test",
-        origin="illustrative",
         description="a test's world",
         gpu="none",
         model="model",
@@ -31,6 +30,6 @@ def world(tax: float = 0.0, **changes: object) -> Preset:
         baseline_no_overlap=ServerTables(DECODE.scaled(1.2), PREFILL),
         patched=patched,
         limits=Limits(max_running_requests=256, max_total_num_tokens=100_000),
-        frontend=FrontEnd(0.002, 0.0002),
+        frontend=FrontEnd(0.002, 0.0002, 0.001),
     )
     return msgspec.structs.replace(preset, **changes)
