@@ -13,12 +13,16 @@ from typing import Annotated, Any, get_args
 import msgspec
 import typer
 from rich.console import Console
+from rich.table import Table
 
+from harness.endpoint import Endpoint, check_url
 from harness.errors import UserError
 from harness.runfolder import RunFolder
 from tuner import export as exports
 from tuner import objective, plots, report
+from tuner.compare import Comparison, compare
 from tuner.recommend import Objective, Recommendation, read, recommend
+from tuner.words import name, span
 
 PARTIAL = 3  # finished, but some points are partial or invalid
 
@@ -29,7 +33,9 @@ def register(app: typer.Typer) -> None:
     """Mount the tuner's commands on the command line."""
     app.command("recommend")(recommend_command)
     app.command("export")(export_command)
+    app.command("apply")(apply_command)
     app.command("report")(report_command)
+    app.command("compare")(compare_command)
 
 
 def recommend_command(
@@ -83,6 +89,54 @@ def report_command(run: Run) -> None:
     """Write RUN/report.html: one self-contained page, the answer first."""
     file = report.save_report(RunFolder(run))
     console().print(f"report: {file}", soft_wrap=True, markup=False)
+
+
+def apply_command(
+    run: Run,
+    url: Annotated[str, typer.Option(help="A running patched server.")],
+    api_key: Annotated[str | None, typer.Option(envvar="SPECPIVOT_API_KEY", help="bearer token")] = None,
+    admin_api_key: Annotated[str | None, typer.Option(envvar="SPECPIVOT_ADMIN_API_KEY")] = None,
+) -> None:
+    """Set the recommended threshold on a running patched server and read it back."""
+    folder = RunFolder(run)
+    found = read(folder)
+    endpoint = Endpoint(check_url(url), api_key, admin_api_key)
+    if found.ladder:
+        raise UserError("a ladder cannot be set live; start the server with --speculative-policy-file")
+    simulated = (endpoint.server_info() or {}).get("simulation")
+    if found.source == "simulated" and not simulated:
+        console().print("warning: this threshold comes from a simulated server", style="bold red")
+    block = endpoint.set_policy(found.policy)
+    shown = {key: block.get(key) for key in ("threshold", "resume_at", "min_dwell", "policy_id", "worker")}
+    console().print(f"{endpoint.public_url} now holds {name(found.threshold)}", soft_wrap=True, markup=False)
+    last_line({"url": endpoint.public_url, "run": folder.path.name, **shown})
+
+
+def compare_command(run_a: Run, run_b: Run) -> None:
+    """Differences between two runs with intervals; refuses what must not be compared."""
+    found = compare(RunFolder(run_a), RunFolder(run_b))
+    out = console()
+    if found.source == "simulated":
+        out.print("SIMULATED: nothing below was measured", style="bold red")
+    out.print(differences(found))
+    for run, fit in found.pivots.items():
+        out.print(f"{run}: {name(fit['threshold'])}, 90 % {span(*fit['interval'])}", soft_wrap=True, markup=False)
+    for note in found.notes:
+        out.print(f"differs: {note}", soft_wrap=True, markup=False)
+    if found.not_shared:
+        out.print(f"{found.not_shared} points are in one of the runs only", soft_wrap=True)
+    last_line(found)
+
+
+def differences(found: Comparison) -> Table:
+    """The differences as a table for people; clear ones are bold."""
+    table = Table("variant", "C", "metric", found.run_a, found.run_b, "ratio", "95 %", box=None, header_style="bold")
+    for item in found.differences:
+        scale, unit = (1e3, "tpot, ms") if item.metric == "tpot_p50_s" else (1.0, "tokens/s")
+        interval = "one repeat" if item.low is None else f"{item.low:.3f} to {item.high:.3f}"
+        cells = (f"{item.a * scale:,.2f}", f"{item.b * scale:,.2f}", f"{item.ratio:.3f}", interval)
+        table.add_row(item.variant, str(item.concurrency), unit, *cells, style="bold" if item.clear else "")
+    return table
 
 
 def tell(found: Recommendation) -> None:

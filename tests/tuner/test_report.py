@@ -100,7 +100,7 @@ def test_points_left_out_are_listed_with_the_reason(tmp_path: Path) -> None:
 
 def test_text_from_a_run_cannot_become_markup(tmp_path: Path) -> None:
     """A command or variant remark that looks like HTML is escaped."""
-    made = manifest(command=("specpivot", "<script>alert(1)</script>"), environment={"gpu": "<b>H200</b>"})
+    made = manifest(command=("specpivot", "<script>alert(1)</script>"), environment={"cpu": "<b>fast</b>"})
     page = Page(save_report(write_run(tmp_path / "run", made=made)).read_text())
     assert page.outside == []
     assert "<script>alert(1)</script>" in "".join(page.text)
