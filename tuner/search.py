@@ -1,8 +1,8 @@
-"""The tuning itself, free of servers: what to measure next, the Optuna study, and what is kept in the end.
+"""The tuning itself, free of servers: measure curves, try thresholds live, decide, confirm.
 
 Measurements come from a callable, so that real servers, simulated ones and the benchmark's worlds are tuned by the
-same code. The crossing of replicated curves is the incumbent; the study holds it, its neighbours and a few values of
-Optuna's own against each other, and the incumbent stays unless another beats it by more than noise.
+same code. Every measurement is appended to `rows`, so a search that is given the rows of an interrupted one goes on
+where that stopped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from harness.records import LevelRow, Variant
 from patched_worker.policy import Policy
@@ -20,14 +20,14 @@ from tuner import objective
 from tuner.curves import Pivot, pivot, usable
 from tuner.objective import Curves
 from tuner.replicas import next_round, sharp
+from tuner.study import LATENCY, Trial, enqueue, keep, recover, search_range, trials_of
 
 Measure = Callable[[Variant, Policy | None, int, int], LevelRow]
 Left = Callable[[], float]
+Note = Callable[[str], None]
 
-LATENCY = "latency_c1"  # name of the Optuna constraint; <= 0 is feasible
-TRIAL_REPEATS = 1000  # repeats of trial n are n * TRIAL_REPEATS + r, so that no two trials share a point
-BEATS_Z = 1.64  # one-sided 5 %
-STEPS_AROUND = (1.0, 2**-0.5, 2**0.5, 0.5, 2.0)
+TRIAL_REPEATS = 1000  # repeats of trial n are (n + 1) * TRIAL_REPEATS + r, so that no two trials share a point
+CONFIRMATION = TRIAL_REPEATS - 1  # repeat of the last check of what is kept
 TRIAL_SHARE = 0.25  # of the load that is left after the first pass
 
 
@@ -39,7 +39,7 @@ class Aim(msgspec.Struct, frozen=True):
         reference: what an operator would otherwise run; None where it is not measured.
         trials: most trials of the study.
         slack: of the latency constraint.
-        weights: traffic histogram.
+        weights: traffic histogram; None counts every level alike.
         seed: of Optuna's sampler and of the bootstrap.
     """
 
@@ -50,23 +50,10 @@ class Aim(msgspec.Struct, frozen=True):
     weights: Mapping[int, float] | None = None
     seed: int = 0
 
-
-class Trial(msgspec.Struct, frozen=True):
-    """A threshold that was measured live.
-
-    Attributes:
-        threshold: the policy of `dynamic`; None never disables.
-        gain: log of its throughput over the replayed incumbent's, weighted over the levels where they were measured.
-        se: standard error of `gain`.
-        score: the incumbent's score times its gain.
-    """
-
-    number: int
-    threshold: int | None
-    gain: float
-    se: float
-    score: float
-    source: str
+    def curves(self, rows: Iterable[LevelRow], fit: Pivot) -> Curves:
+        """Rows arranged for judging thresholds; levels that were added between others carry no weight."""
+        weights = self.weights or dict.fromkeys(self.concurrency, 1.0)
+        return objective.curves(rows, fit.off, self.reference or fit.off, weights)
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -75,28 +62,58 @@ class Found(msgspec.Struct, frozen=True):
     Attributes:
         threshold: what is kept.
         fit: pivot of the replicated curves.
-        beaten: whether a trial beat the crossing by more than noise.
-        reason: why the search ended: sharp, budget or trials.
+        trials: the live trials.
+        beaten: whether one of them beat the crossing by more than noise.
+        confirmed: (gain, standard error) of a last live measurement of what is kept against what its curves promise,
+            in log score; None where the budget did not reach for it.
+        reason: what ended the search: sharp, trials, budget.
     """
 
     threshold: int | None
     fit: Pivot
     trials: tuple[Trial, ...]
     beaten: bool
+    confirmed: tuple[float, float] | None
     reason: str
 
 
-def first_pass(aim: Aim, repeat: int, measured: Iterable[LevelRow]) -> list[tuple[Variant, int, int]]:
-    """Points of one pass over all levels that are still to be measured, variants alternating."""
-    variants: list[Variant] = ["eagle3", "forced_off"]
-    if aim.reference is not None and repeat == 1:
-        variants.insert(0, aim.reference)
-    done = {(row.variant, row.concurrency, row.repeat) for row in usable(measured)}
-    points = []
-    for turn, level in enumerate(aim.concurrency):
-        order = [*variants[turn % len(variants) :], *variants[: turn % len(variants)]]
-        points += [(variant, level, repeat) for variant in order if (variant, level, repeat) not in done]
-    return points
+def search(
+    measure: Measure,
+    aim: Aim,
+    study: optuna.Study,
+    rows: list[LevelRow],
+    left: Left,
+    note: Note = lambda line: None,
+    mine: str = "tuner",
+) -> Found | None:
+    """Tune.
+
+    Args:
+        measure: takes one point: variant, policy, concurrency, repeat.
+        aim: what is tuned.
+        study: see `study.open_study`.
+        rows: earlier measurements; grows.
+        left: how many points the budget still allows.
+        note: told of each stage.
+        mine: this tuner's name among those that share the study.
+
+    Returns:
+        What was found; None where the measurements allow no judgement.
+    """
+    recovered = recover(study, mine)
+    if recovered:
+        note(f"{recovered} interrupted trials are queued again")
+    spare = max(0.0, left() - len(_missing(aim, rows)))
+    reserve = len(aim.concurrency) + (TRIAL_SHARE * spare if aim.trials else 0.0)
+    fit, reason = replicate(measure, aim, rows, left, reserve, note)
+    if fit is None:
+        return None
+    note(f"pivot so far: {fit.shape}, threshold {fit.threshold}, 90 % {fit.interval[0]} to {fit.interval[1]}")
+    if fit.threshold:
+        reason = run_trials(measure, aim, study, fit, rows, left, note, mine)
+    threshold, beaten = keep(fit, trials_of(study))
+    confirmed = confirm(measure, aim, fit, threshold, rows, left) if threshold else None
+    return Found(threshold, fit, trials_of(study), beaten, confirmed, reason)
 
 
 def fixed_policy(variant: Variant) -> Policy | None:
@@ -104,126 +121,81 @@ def fixed_policy(variant: Variant) -> Policy | None:
     return {"eagle3": Policy.from_threshold(None), "forced_off": Policy.from_threshold(0)}.get(variant)
 
 
-def replicate(measure: Measure, aim: Aim, rows: list[LevelRow], left: Left, reserve: float) -> tuple[Pivot | None, str]:
-    """Measure curves until the pivot is sharp or only `reserve` points are left; `rows` grows.
-
-    Args:
-        measure: takes one point.
-        left: how many points the budget still allows.
-        reserve: points to keep for the trials.
+def replicate(
+    measure: Measure, aim: Aim, rows: list[LevelRow], left: Left, reserve: float, note: Note = lambda line: None
+) -> tuple[Pivot | None, str]:
+    """One pass over all levels, then replicas around the pivot until it is sharp or only `reserve` points are left.
 
     Returns:
-        The pivot so far, and why it stopped there.
+        The pivot (None where nothing can be fitted), and what ended it.
     """
-    for variant, level, repeat in first_pass(aim, 1, rows):
+    for variant, level, repeat in _missing(aim, rows):
         if left() < 1:
             return pivot(rows, aim.reference, aim.seed), "budget"
         rows.append(measure(variant, fixed_policy(variant), level, repeat))
-    while True:
-        fit = pivot(rows, aim.reference, aim.seed)
-        if fit is None:
-            return None, "nothing usable"
-        wanted = next_round(fit, rows)
-        if _repeated(fit) and sharp(fit):
+    while (fit := pivot(rows, aim.reference, aim.seed)) is not None:
+        if _noise_is_known(fit) and sharp(fit):
             return fit, "sharp"
+        wanted = next_round(fit, rows)
         if left() - reserve < 2 * len(wanted):
             return fit, "budget"
-        repeat = 1 + max(row.repeat for row in rows if row.repeat < TRIAL_REPEATS)
-        for turn, level in enumerate(wanted):
-            pair: list[Variant] = ["eagle3", "forced_off"]
-            for variant in pair if turn % 2 else reversed(pair):
-                rows.append(measure(variant, fixed_policy(variant), level, repeat))
-
-
-def _repeated(fit: Pivot) -> bool:
-    """Whether the noise is known from repeats rather than assumed."""
-    return sum(ratio.repeats - 1 for ratio in fit.ratios) >= 4
-
-
-def open_study(storage: optuna.storages.BaseStorage | str | None, name: str, aim: Aim) -> optuna.Study:
-    """The study of a tuning, new or continued.
-
-    Args:
-        storage: where it lives; None keeps it in memory.
-        name: equal for all tuners that share it.
-        aim: its seed is the sampler's.
-    """
-    sampler = optuna.samplers.TPESampler(seed=aim.seed, n_startup_trials=len(STEPS_AROUND))
-    return optuna.create_study(
-        storage=storage, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
-    )
-
-
-def recover(study: optuna.Study, mine: str) -> int:
-    """Tell this tuner's trials that a crash left running FAIL, and put their values back into the queue.
-
-    Ask and tell has no heartbeat, and a sampler takes a running trial for a real one: do this before asking.
-
-    Args:
-        study: the study.
-        mine: the tuner's name, as in its trials' "tuner" attribute; other tuners' trials are left alone.
-
-    Returns:
-        How many trials were recovered.
-    """
-    stale = [
-        t for t in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)) if t.user_attrs.get("tuner") == mine
-    ]
-    for trial in stale:
-        study.tell(trial.number, state=TrialState.FAIL)
-        study.enqueue_trial(trial.params, user_attrs={"source": trial.user_attrs.get("source", "recovered")})
-    return len(stale)
-
-
-def search_range(fit: Pivot) -> tuple[int, int]:
-    """Thresholds that the study looks at: a factor of four around the crossing, inside what was measured."""
-    top = max(1, math.ceil(fit.ratios[-1].batch))
-    if fit.threshold is None:
-        return max(1, top // 4), top
-    centre = max(1, fit.threshold)
-    return max(1, centre // 4), min(top, 4 * centre)
-
-
-def enqueue(study: optuna.Study, fit: Pivot) -> None:
-    """Queue the crossing and its neighbours; values that were tried or queued before are skipped."""
-    low, high = search_range(fit)
-    centre = high if fit.threshold is None else fit.threshold
-    for factor in STEPS_AROUND:
-        value = round(centre * factor)
-        if low <= value <= high:
-            source = "crossing" if factor == 1 else "neighbour"
-            study.enqueue_trial({"threshold": value}, user_attrs={"source": source}, skip_if_exists=True)
+        note(f"replicas at C={', '.join(map(str, wanted))}: the pivot lies in {fit.interval[0]} to {fit.interval[1]}")
+        taken = _round(measure, wanted, rows)
+        if not usable(taken):
+            return fit, "nothing usable"
+    return None, "nothing usable"
 
 
 def run_trials(
-    measure: Measure, aim: Aim, study: optuna.Study, fit: Pivot, rows: list[LevelRow], left: Left, mine: str = "tuner"
+    measure: Measure,
+    aim: Aim,
+    study: optuna.Study,
+    fit: Pivot,
+    rows: list[LevelRow],
+    left: Left,
+    note: Note = lambda line: None,
+    mine: str = "tuner",
 ) -> str:
-    """Ask, measure, tell, until the trials or the budget are spent; `rows` grows. Returns why it stopped."""
+    """Ask, measure, tell, until the trials or the budget are spent; returns which."""
     enqueue(study, fit)
-    curves = objective.curves(
-        rows, fit.off, aim.reference or fit.off, aim.weights or dict.fromkeys(aim.concurrency, 1.0)
-    )
+    curves = aim.curves(rows, fit)
     low, high = search_range(fit)
-    while _complete(study) < aim.trials:
-        if left() < len(trial_levels(curves, fit, high)):
+    promised = objective.score(curves, fit.threshold)
+    while len(trials_of(study)) < aim.trials:
+        if left() - len(aim.concurrency) < len(trial_levels(curves, fit, high)):
             return "budget"
         trial = study.ask()
         trial.set_user_attr("tuner", mine)
         threshold = trial.suggest_int("threshold", low, high, log=True)
+        first = TRIAL_REPEATS * (trial.number + 1) + 1
         policy = Policy.from_threshold(threshold)
-        levels = trial_levels(curves, fit, threshold)
-        first = TRIAL_REPEATS * (trial.number + 1)
-        measured = [measure("dynamic", policy, level, first + 1) for level in levels]
+        measured = [measure("dynamic", policy, level, first) for level in trial_levels(curves, fit, threshold)]
         rows.extend(measured)
-        outcome = judge(curves, fit, threshold, measured)
+        outcome = judge(curves, fit, fit.threshold, measured)
         if outcome is None:
             study.tell(trial, state=TrialState.FAIL)
             continue
         trial.set_user_attr("gain", outcome[0])
         trial.set_user_attr("se", outcome[1])
-        trial.set_constraint(LATENCY, latency_excess(curves, threshold, measured, aim.slack))
-        study.tell(trial, objective.score(curves, fit.threshold) * math.exp(outcome[0]))
+        trial.set_constraint(LATENCY, latency_excess(curves, threshold, aim.slack))
+        study.tell(trial, promised * math.exp(outcome[0]))
+        note(f"trial {trial.number}: threshold {threshold}, {100 * math.expm1(outcome[0]):+.1f} % of score")
     return "trials"
+
+
+def confirm(
+    measure: Measure, aim: Aim, fit: Pivot, threshold: int | None, rows: list[LevelRow], left: Left
+) -> tuple[float, float] | None:
+    """Measure what is kept once more, live, at every level that counts; None where the budget does not allow it."""
+    done = {row.concurrency: row for row in usable(rows) if row.repeat == CONFIRMATION and row.threshold == threshold}
+    todo = [level for level in aim.concurrency if level not in done]
+    if left() < len(todo):
+        return None
+    curves = aim.curves(rows, fit)
+    policy = Policy.from_threshold(threshold)
+    fresh = [measure("dynamic", policy, level, CONFIRMATION) for level in todo]
+    rows.extend(fresh)
+    return judge(curves, fit, threshold, [*done.values(), *fresh])
 
 
 def trial_levels(curves: Curves, fit: Pivot, threshold: int | None) -> tuple[int, ...]:
@@ -238,28 +210,32 @@ def trial_levels(curves: Curves, fit: Pivot, threshold: int | None) -> tuple[int
     return tuple(dict.fromkeys([min(counted), *inside]))
 
 
-def judge(curves: Curves, fit: Pivot, threshold: int, measured: Sequence[LevelRow]) -> tuple[float, float] | None:
-    """Gain of a live threshold over the replayed crossing, in log score, with its standard error; None if unusable."""
-    good = usable(measured)
+def judge(curves: Curves, fit: Pivot, promised: int | None, measured: Sequence[LevelRow]) -> tuple[float, float] | None:
+    """Gain of live points over what the curves promise of a threshold, with its standard error.
+
+    Args:
+        promised: the threshold to replay.
+        measured: live points of one policy.
+
+    Returns:
+        In log score; None where a point is not usable.
+    """
+    good = {row.concurrency: row.output_tok_per_s for row in usable(measured)}
     if len(good) < len(measured):
         return None
-    noise = _point_sd(fit)
-    gain = variance = 0.0
-    for row in good:
-        if row.output_tok_per_s is None:
-            continue
-        weight = curves.weights[row.concurrency]
-        expected = objective.throughput(curves, fit.threshold, row.concurrency)
-        gain += weight * math.log(row.output_tok_per_s / expected)
-        ratio = next((r for r in fit.ratios if r.concurrency == row.concurrency), None)
-        variance += weight**2 * (noise**2 + ((ratio.se if ratio else noise) ** 2) / 2)
+    noise, gain, variance = _point_sd(fit), 0.0, 0.0
+    ratios = {ratio.concurrency: ratio for ratio in fit.ratios}
+    for level, rate in good.items():
+        weight = curves.weights.get(level, 0.0)
+        gain += weight * math.log((rate or math.nan) / objective.throughput(curves, promised, level))
+        variance += weight**2 * (noise**2 + ratios[level].se ** 2 / 2)
     return gain, math.sqrt(variance)
 
 
-def latency_excess(curves: Curves, threshold: int, measured: Sequence[LevelRow], slack: float) -> float:
+def latency_excess(curves: Curves, threshold: int, slack: float) -> float:
     """By how much a lone user's time per token surely exceeds what is allowed; <= 0 is feasible.
 
-    The replayed level's interval decides, as a single live point would falsely reject one good trial in six.
+    The replicated level decides: a single live point would falsely reject about one good trial in six.
     """
     replayed = objective.latency_c1(curves, threshold, slack)
     if replayed.ok or replayed.eagle3_s is None or replayed.at_threshold_s is None:
@@ -267,70 +243,37 @@ def latency_excess(curves: Curves, threshold: int, measured: Sequence[LevelRow],
     return replayed.at_threshold_s / replayed.eagle3_s - 1 - slack
 
 
-def trials_of(study: optuna.Study, score: float) -> tuple[Trial, ...]:
-    """The study's complete trials that were measured against the crossing."""
-    return tuple(
-        Trial(
-            t.number,
-            t.params["threshold"],
-            t.user_attrs["gain"],
-            t.user_attrs["se"],
-            score * math.exp(t.user_attrs["gain"]),
-            t.user_attrs.get("source", "sampler"),
-        )
-        for t in _complete_trials(study)
-    )
+def _missing(aim: Aim, rows: Iterable[LevelRow]) -> list[tuple[Variant, int, int]]:
+    """Points of the first pass that are still to be measured, variants alternating."""
+    variants: list[Variant] = ["eagle3", "forced_off"]
+    if aim.reference is not None:
+        variants.insert(0, aim.reference)
+    done = {(row.variant, row.concurrency) for row in usable(rows)}
+    points: list[tuple[Variant, int, int]] = []
+    for turn, level in enumerate(aim.concurrency):
+        order = [*variants[turn % len(variants) :], *variants[: turn % len(variants)]]
+        points += [(variant, level, 1) for variant in order if (variant, level) not in done]
+    return points
 
 
-def keep(fit: Pivot, trials: Sequence[Trial]) -> tuple[int | None, bool]:
-    """The crossing, unless a trial beats the live crossing by more than noise; ties go to the crossing.
-
-    The crossing's own live trial is the opponent where there is one: what switching itself costs is in it.
-    """
-    own = [t for t in trials if t.threshold == fit.threshold]
-    base_gain = sum(t.gain for t in own) / len(own) if own else 0.0
-    base_variance = sum(t.se**2 for t in own) / len(own) ** 2 if own else 0.0
-    best, margin = fit.threshold, 0.0
-    for trial in trials:
-        ahead = trial.gain - base_gain - BEATS_Z * math.sqrt(trial.se**2 + base_variance)
-        if ahead > margin:
-            best, margin = trial.threshold, ahead
-    return best, best != fit.threshold
+def _round(measure: Measure, wanted: Sequence[int], rows: list[LevelRow]) -> list[LevelRow]:
+    """One more eagle3 and off at each level, in turning order, all with the next repeat's number."""
+    repeat = 1 + max(row.repeat for row in rows if row.repeat < CONFIRMATION)
+    taken: list[LevelRow] = []
+    for turn, level in enumerate(wanted):
+        pair: list[Variant] = ["eagle3", "forced_off"]
+        for variant in pair if turn % 2 else reversed(pair):
+            taken.append(measure(variant, fixed_policy(variant), level, repeat))
+            rows.append(taken[-1])
+    return taken
 
 
-def search(
-    measure: Measure, aim: Aim, study: optuna.Study, rows: list[LevelRow], left: Left, mine: str = "tuner"
-) -> Found | None:
-    """Tune: replicate curves, run the study, decide. `rows` may hold earlier measurements and grows.
-
-    Returns:
-        What was found; None where the measurements allow no judgement.
-    """
-    recover(study, mine)
-    reserve = TRIAL_SHARE * max(0.0, left() - 3 * len(aim.concurrency))
-    fit, reason = replicate(measure, aim, rows, left, reserve if aim.trials else 0.0)
-    if fit is None:
-        return None
-    if fit.shape == "crossover" or fit.shape == "not_monotone":
-        reason = run_trials(measure, aim, study, fit, rows, left, mine)
-    curves = objective.curves(
-        rows, fit.off, aim.reference or fit.off, aim.weights or dict.fromkeys(aim.concurrency, 1.0)
-    )
-    trials = trials_of(study, objective.score(curves, fit.threshold))
-    threshold, beaten = keep(fit, trials)
-    return Found(threshold, fit, trials, beaten, reason)
+def _noise_is_known(fit: Pivot) -> bool:
+    """Whether the interval rests on repeats rather than on an assumed noise."""
+    return sum(ratio.repeats - 1 for ratio in fit.ratios) >= 4
 
 
 def _point_sd(fit: Pivot) -> float:
     """Noise of one point, from the standard errors of the ratios: two points make a pair."""
     squares = [ratio.se**2 * ratio.repeats / 2 for ratio in fit.ratios]
     return math.sqrt(sum(squares) / len(squares))
-
-
-def _complete_trials(study: optuna.Study) -> list[FrozenTrial]:
-    done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    return [t for t in done if {"gain", "se"} <= t.user_attrs.keys()]
-
-
-def _complete(study: optuna.Study) -> int:
-    return len(_complete_trials(study))
