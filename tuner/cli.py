@@ -1,4 +1,4 @@
-"""The tuner's commands: recommend, export, apply, report, compare.
+"""The tuner's commands: tune (in tune_cli.py), recommend, export, apply, report, compare.
 
 People read standard error. The last line on standard output of recommend and apply is one compact JSON document;
 export prints the exported text alone.
@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated
 
-import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from harness.endpoint import Endpoint, check_url
@@ -21,7 +19,9 @@ from harness.runfolder import RunFolder
 from tuner import export as exports
 from tuner import objective, plots, report
 from tuner.compare import Comparison, compare
-from tuner.recommend import Objective, Recommendation, read, recommend
+from tuner.recommend import Objective, read, recommend
+from tuner.texts import choice, console, last_line, share, tell
+from tuner.tune_cli import tune, with_sweep_flags
 from tuner.words import name, span
 
 PARTIAL = 3  # finished, but some points are partial or invalid
@@ -31,6 +31,7 @@ Run = Annotated[Path, typer.Argument(help="Run folder made by sweep or tune.", s
 
 def register(app: typer.Typer) -> None:
     """Mount the tuner's commands on the command line."""
+    app.command("tune")(with_sweep_flags(tune))
     app.command("recommend")(recommend_command)
     app.command("export")(export_command)
     app.command("apply")(apply_command)
@@ -137,52 +138,3 @@ def differences(found: Comparison) -> Table:
         cells = (f"{item.a * scale:,.2f}", f"{item.b * scale:,.2f}", f"{item.ratio:.3f}", interval)
         table.add_row(item.variant, str(item.concurrency), unit, *cells, style="bold" if item.clear else "")
     return table
-
-
-def tell(found: Recommendation) -> None:
-    """A recommendation for people, on standard error."""
-    out = console()
-    if found.source == "simulated":
-        out.print("SIMULATED: nothing below was measured", style="bold red")
-    out.print(found.words["recommended"], style="bold", soft_wrap=True, markup=False)
-    for part in ("confidence", "rejected", "would_change"):
-        out.print(found.words[part], soft_wrap=True, markup=False)
-    for warning in found.warnings:
-        out.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False)
-
-
-def last_line(document: Any) -> None:
-    """One compact JSON document on standard output."""
-    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
-    sys.stdout.flush()
-
-
-def console() -> Console:
-    return Console(stderr=True, highlight=False)
-
-
-def share(text: str) -> float:
-    """A share given as 5% or 0.05.
-
-    Raises:
-        UserError: neither, or not from 0 to below 1.
-    """
-    try:
-        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise UserError(f"{text!r} is not a share; give 5% or 0.05")
-    return value
-
-
-def choice(text: str, allowed: Any, option: str) -> Any:
-    """One of the words of a Literal type.
-
-    Raises:
-        UserError: another word.
-    """
-    words = get_args(allowed)
-    if text not in words:
-        raise UserError(f"{option} {text!r} is unknown; give one of {', '.join(words)}")
-    return text

@@ -52,7 +52,7 @@ class Aim(msgspec.Struct, frozen=True):
 
     def curves(self, rows: Iterable[LevelRow], fit: Pivot) -> Curves:
         """Rows arranged for judging thresholds; levels that were added between others carry no weight."""
-        weights = self.weights or dict.fromkeys(self.concurrency, 1.0)
+        weights = self.weights or objective.even_weights(fit, self.concurrency)
         return objective.curves(rows, fit.off, self.reference or fit.off, weights)
 
 
