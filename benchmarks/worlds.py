@@ -173,9 +173,9 @@ def _draw(rng: np.random.Generator) -> World:
     base = step(batch, batch)
     tax = rng.uniform(0.0, 0.3) * (batch / batch[-1]) ** rng.uniform(-0.1, 0.1)
     return World(
-        baseline_step_s=tuple(base),
-        off_step_s=tuple(base / (1 - np.clip(tax, 0, 0.3))),
-        on_step_s=tuple(step(width * batch, batch) + drafting),
+        baseline_step_s=tuple(base.tolist()),
+        off_step_s=tuple((base / (1 - np.clip(tax, 0, 0.3))).tolist()),
+        on_step_s=tuple((step(width * batch, batch) + drafting).tolist()),
         accept_len=float(rng.uniform(1.5, min(width, 3.6))),
         flap_cost=float(rng.uniform(0.0, 0.1)),
         dip=float(rng.uniform(0.02, 0.1)),

@@ -98,7 +98,8 @@ def recover(study: optuna.Study, mine: str) -> int:
     ]
     for trial in stale:
         study.tell(trial.number, state=TrialState.FAIL)
-        study.enqueue_trial(trial.params, user_attrs={"source": trial.user_attrs.get("source", "recovered")})
+        if trial.params:
+            study.enqueue_trial(trial.params, user_attrs={"source": trial.user_attrs.get("source", "sampler")})
     return len(stale)
 
 

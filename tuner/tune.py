@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic as now_s
 from typing import Any, Literal
 
 import msgspec
+import optuna
 from harness.workload import WorkloadPlan
 
 from harness.bench import Bench
@@ -102,9 +103,9 @@ class Budget:
     """
 
     def __init__(self, total_s: float, point_s: float, spent_s: float = 0.0) -> None:
-        self._ends = time.monotonic() + total_s - spent_s
+        self._ends = now_s() + total_s - spent_s
         self._point_s = point_s
-        self._began = time.monotonic()
+        self._began = now_s()
         self._points = 0
 
     def left(self) -> float:
@@ -113,11 +114,11 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        return self._ends - time.monotonic()
+        return self._ends - now_s()
 
     @property
     def point_s(self) -> float:
-        return (time.monotonic() - self._began) / self._points if self._points >= 3 else self._point_s
+        return (now_s() - self._began) / self._points if self._points >= 3 else self._point_s
 
     def spend(self) -> None:
         """One point was measured."""
@@ -138,6 +139,7 @@ def run_tune(
     Raises:
         UserError: bad input, no server could be had, or the budget does not reach for one pass over the levels.
     """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # what its trials gave is told in our words
     config = tuning_config(config)
     check_budget(config, options)
     manifest = tune_manifest(config, options, command)
