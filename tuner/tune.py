@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import msgspec
 import optuna
-from harness.workload import WorkloadPlan
 
 from harness.bench import Bench
 from harness.config import SweepConfig
@@ -26,6 +25,7 @@ from harness.records import LevelRow, Manifest, PointKey, Variant, VariantRecord
 from harness.runfolder import RunFolder, RunWriter
 from harness.sweep import Keys, Reporter, interruptible, new_manifest, opened, point_seconds, workload_of
 from harness.variants import ServerPlan, server_plans
+from harness.workload import WorkloadPlan
 from patched_worker.policy import Policy
 from tuner import recommend
 from tuner.outcome import tuned

@@ -65,7 +65,7 @@ class FakeBench:
 
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Puts a world in the place of servers and a clock that points advance; `stop_at` interrupts after so many points."""
+    """A world in the place of servers, and a clock that points advance; `stop_at` interrupts after so many points."""
     state: dict[str, Any] = {"machine": Machine(world(noise=0.02), seed=3), "stop_at": None, "starts": 0, "clock": 0.0}
 
     @contextmanager
@@ -114,7 +114,7 @@ def test_a_tuning_leaves_everything_in_its_folder(tmp_path: Path, lab: dict[str,
     assert found.evidence["trials"] > 0
     assert "tried live" in found.words["rejected"]
     assert (tmp_path / "run" / "study.journal").exists()
-    kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "search_history.jsonl").open()]
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "search_history.jsonl").read_text().splitlines()]
     assert kinds[-1] == "recommendation"
     assert "dynamic" in folder.manifest.variants
     assert lines[0].startswith("plan: 2 server starts")
