@@ -66,7 +66,7 @@ def test_answer_evidence_and_commands_are_in_it(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     found = recommend(run)
     body = save_report(run).read_text()
-    assert body.index(found.words["recommended"]) < body.index("<svg")
+    assert body.index(found.words["recommended"].replace(" %", "\u00a0%")) < body.index("<svg")
     for part in (
         "--speculative-disable-batch-threshold " + str(found.threshold),
         "specpivot sweep --sim test",
