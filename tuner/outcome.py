@@ -78,7 +78,11 @@ def _moved(
 
 def _shortfall(found: Found) -> tuple[str, ...]:
     if found.confirmed is None:
-        return ("the budget did not reach for a last live check of what is kept",) if found.threshold else ()
+        return (
+            ("there was no last live check of what is kept: the budget ended, or its points were not usable",)
+            if found.threshold
+            else ()
+        )
     gain, se = found.confirmed
     if gain < SHORTFALL and gain < -1.64 * se:
         return (

@@ -174,6 +174,7 @@ def run_trials(
         outcome = judge(curves, fit, fit.threshold, measured)
         if outcome is None:
             study.tell(trial, state=TrialState.FAIL)
+            _once_more(study, trial)
             continue
         trial.set_user_attr("gain", outcome[0])
         trial.set_user_attr("se", outcome[1])
@@ -195,7 +196,8 @@ def confirm(
     policy = Policy.from_threshold(threshold)
     fresh = [measure("dynamic", policy, level, CONFIRMATION) for level in todo]
     rows.extend(fresh)
-    return judge(curves, fit, threshold, [*done.values(), *fresh])
+    good = usable([*done.values(), *fresh])
+    return judge(curves, fit, threshold, good) if good else None
 
 
 def trial_levels(curves: Curves, fit: Pivot, threshold: int | None) -> tuple[int, ...]:
@@ -266,6 +268,12 @@ def _round(measure: Measure, wanted: Sequence[int], rows: list[LevelRow]) -> lis
             taken.append(measure(variant, fixed_policy(variant), level, repeat))
             rows.append(taken[-1])
     return taken
+
+
+def _once_more(study: optuna.Study, trial: optuna.Trial) -> None:
+    """Queue the value of a trial whose points were not usable again, once."""
+    if trial.user_attrs.get("source") != "again":
+        study.enqueue_trial(trial.params, user_attrs={"source": "again"})
 
 
 def _noise_is_known(fit: Pivot) -> bool:
