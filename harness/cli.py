@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,50 +69,33 @@ def sweep(
     admin_api_key: Annotated[str | None, typer.Option(envvar="SPECPIVOT_ADMIN_API_KEY")] = None,
 ) -> None:
     """Measure throughput and latency of each variant over a range of concurrencies."""
-    given: dict[str, Any] = {
-        "sim": sim,
-        "attach": _pairs("--attach", attach),
-        "model": model,
-        "draft": draft,
-        "tp": tp,
-        "worker": worker,
-        "num_steps": num_steps,
-        "topk": topk,
-        "draft_tokens": draft_tokens,
-        "server_args": server_arg,
-        "server_env": _pairs("--server-env", server_env),
-        "resident": resident,
-        "variants": _words(variants),
-        "concurrency": _numbers("--concurrency", concurrency),
-        "repeats": repeats,
-        "duration": duration,
-        "warmup": warmup,
-        "threshold": threshold,
-        "resume_at": resume_at,
-        "min_dwell": min_dwell,
-        "input_tokens": input_tokens,
-        "output_tokens": output_tokens,
-        "dataset": dataset,
-        "vocab_size": vocab_size,
-        "api": api,
-        "seed": seed,
-        "transport": transport,
-        "client_workers": client_workers,
-        "time_scale": time_scale,
-        "start_timeout": start_timeout,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
-    settings, folder = _settings(config, out, resume, given)
+    given = given_values(locals())
+    settings, folder = sweep_settings(config, out, resume, given)
     with ConsoleReporter() as reporter:
         if settings.sim is not None:
             reporter.say(f"warning: simulated servers (preset {settings.sim}): these are not measurements of yours")
         reporter.say(f"run folder: {folder}")
-        outcome = run_sweep(settings, folder, _command(), reporter, Keys(api_key, admin_api_key), resume)
+        outcome = run_sweep(settings, folder, command_line(), reporter, Keys(api_key, admin_api_key), resume)
     print(msgspec.json.encode(outcome).decode())
     raise typer.Exit(outcome.exit_code)
 
 
-def _settings(config: Path | None, out: Path | None, resume: bool, given: dict[str, Any]) -> tuple[SweepConfig, Path]:
+def given_values(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of a sweep's settings from the values of `sweep`'s flags, those not given left out."""
+    parsed = dict(flags) | {
+        "attach": _pairs("--attach", flags["attach"]),
+        "server_args": flags["server_arg"],
+        "server_env": _pairs("--server-env", flags["server_env"]),
+        "variants": _words(flags["variants"]),
+        "concurrency": _numbers("--concurrency", flags["concurrency"]),
+    }
+    known = {field.encode_name for field in msgspec.structs.fields(SweepConfig)}
+    return {name: value for name, value in parsed.items() if name in known and value is not None}
+
+
+def sweep_settings(
+    config: Path | None, out: Path | None, resume: bool, given: dict[str, Any]
+) -> tuple[SweepConfig, Path]:
     """The sweep's settings and folder: from the run itself when resuming, else from file and flags."""
     if resume:
         if out is None:
@@ -124,8 +108,12 @@ def _settings(config: Path | None, out: Path | None, resume: bool, given: dict[s
         if gpus():
             raise UserError("say what to measure: --model with --draft, --attach VARIANT=URL, or --sim PRESET")
         values["sim"] = DEFAULT_PRESET
-    folder = out or Path("results") / f"local-{datetime.now():%Y%m%d-%H%M%S}"
-    return make_config(values), folder
+    return make_config(values), out or default_folder()
+
+
+def default_folder() -> Path:
+    """Where a run goes that was given no --out."""
+    return Path("results") / f"local-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _merged(file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +126,7 @@ def _merged(file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _command() -> list[str]:
+def command_line() -> list[str]:
     """Our command line, fit to be written down: a key's value is not."""
     words, hide = [], False
     for word in (Path(sys.argv[0]).name, *sys.argv[1:]):

@@ -186,6 +186,28 @@ def _run_phase(config: SweepConfig, phase: Phase, bench: Bench, reporter: Report
             reporter.row(bench.measure(key, policy_of(key.variant, config), _progress(reporter, key)))
 
 
+@contextmanager
+def opened(
+    config: SweepConfig,
+    plans: Sequence[ServerPlan],
+    writer: RunWriter,
+    workload: WorkloadPlan,
+    reporter: Reporter,
+    keys: Keys,
+    stop: threading.Event,
+) -> Iterator[Bench]:
+    """Servers up, proven and written down, ready to measure any points: what the tuner works on.
+
+    Raises:
+        UserError: a server that every point needs could not be had.
+    """
+    bench = Bench(config, writer, {}, workload, _attempts(writer.path, writer.rows), stop)
+    with _servers(config, plans, bench, reporter, keys) as found:
+        bench.servers = _players(found)
+        _record_servers(config, writer, found, reporter)
+        yield bench
+
+
 def _progress(reporter: Reporter, key: PointKey) -> Callable[[float], None]:
     return lambda seconds: reporter.point(key, seconds)
 

@@ -1,4 +1,4 @@
-"""The tuner's commands: recommend, export, apply, report, compare.
+"""The tuner's commands: tune (in tune_cli.py), recommend, export, apply, report, compare.
 
 People read standard error. The last line on standard output of recommend and apply is one compact JSON document;
 export prints the exported text alone.
@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated
 
-import msgspec
 import typer
-from rich.console import Console
+from rich.table import Table
 
+from harness.endpoint import Endpoint, check_url
 from harness.errors import UserError
 from harness.runfolder import RunFolder
 from tuner import export as exports
 from tuner import objective, plots, report
-from tuner.recommend import Objective, Recommendation, read, recommend
+from tuner.compare import Comparison, compare
+from tuner.recommend import Objective, read, recommend
+from tuner.texts import choice, console, last_line, share, tell
+from tuner.tune_cli import tune, with_sweep_flags
+from tuner.words import name, span
 
 PARTIAL = 3  # finished, but some points are partial or invalid
 
@@ -27,9 +31,12 @@ Run = Annotated[Path, typer.Argument(help="Run folder made by sweep or tune.", s
 
 def register(app: typer.Typer) -> None:
     """Mount the tuner's commands on the command line."""
+    app.command("tune")(with_sweep_flags(tune))
     app.command("recommend")(recommend_command)
     app.command("export")(export_command)
+    app.command("apply")(apply_command)
     app.command("report")(report_command)
+    app.command("compare")(compare_command)
 
 
 def recommend_command(
@@ -85,50 +92,49 @@ def report_command(run: Run) -> None:
     console().print(f"report: {file}", soft_wrap=True, markup=False)
 
 
-def tell(found: Recommendation) -> None:
-    """A recommendation for people, on standard error."""
+def apply_command(
+    run: Run,
+    url: Annotated[str, typer.Option(help="A running patched server.")],
+    api_key: Annotated[str | None, typer.Option(envvar="SPECPIVOT_API_KEY", help="bearer token")] = None,
+    admin_api_key: Annotated[str | None, typer.Option(envvar="SPECPIVOT_ADMIN_API_KEY")] = None,
+) -> None:
+    """Set the recommended threshold on a running patched server and read it back."""
+    folder = RunFolder(run)
+    found = read(folder)
+    endpoint = Endpoint(check_url(url), api_key, admin_api_key)
+    if found.ladder:
+        raise UserError("a ladder cannot be set live; start the server with --speculative-policy-file")
+    simulated = (endpoint.server_info() or {}).get("simulation")
+    if found.source == "simulated" and not simulated:
+        console().print("warning: this threshold comes from a simulated server", style="bold red")
+    block = endpoint.set_policy(found.policy)
+    shown = {key: block.get(key) for key in ("threshold", "resume_at", "min_dwell", "policy_id", "worker")}
+    console().print(f"{endpoint.public_url} now holds {name(found.threshold)}", soft_wrap=True, markup=False)
+    last_line({"url": endpoint.public_url, "run": folder.path.name, **shown})
+
+
+def compare_command(run_a: Run, run_b: Run) -> None:
+    """Differences between two runs with intervals; refuses what must not be compared."""
+    found = compare(RunFolder(run_a), RunFolder(run_b))
     out = console()
     if found.source == "simulated":
         out.print("SIMULATED: nothing below was measured", style="bold red")
-    out.print(found.words["recommended"], style="bold", soft_wrap=True, markup=False)
-    for part in ("confidence", "rejected", "would_change"):
-        out.print(found.words[part], soft_wrap=True, markup=False)
-    for warning in found.warnings:
-        out.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False)
+    out.print(differences(found))
+    for run, fit in found.pivots.items():
+        out.print(f"{run}: {name(fit['threshold'])}, 90 % {span(*fit['interval'])}", soft_wrap=True, markup=False)
+    for note in found.notes:
+        out.print(f"differs: {note}", soft_wrap=True, markup=False)
+    if found.not_shared:
+        out.print(f"{found.not_shared} points are in one of the runs only", soft_wrap=True)
+    last_line(found)
 
 
-def last_line(document: Any) -> None:
-    """One compact JSON document on standard output."""
-    sys.stdout.write(msgspec.json.encode(document).decode() + "\n")
-    sys.stdout.flush()
-
-
-def console() -> Console:
-    return Console(stderr=True, highlight=False)
-
-
-def share(text: str) -> float:
-    """A share given as 5% or 0.05.
-
-    Raises:
-        UserError: neither, or not from 0 to below 1.
-    """
-    try:
-        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise UserError(f"{text!r} is not a share; give 5% or 0.05")
-    return value
-
-
-def choice(text: str, allowed: Any, option: str) -> Any:
-    """One of the words of a Literal type.
-
-    Raises:
-        UserError: another word.
-    """
-    words = get_args(allowed)
-    if text not in words:
-        raise UserError(f"{option} {text!r} is unknown; give one of {', '.join(words)}")
-    return text
+def differences(found: Comparison) -> Table:
+    """The differences as a table for people; clear ones are bold."""
+    table = Table("variant", "C", "metric", found.run_a, found.run_b, "ratio", "95 %", box=None, header_style="bold")
+    for item in found.differences:
+        scale, unit = (1e3, "tpot, ms") if item.metric == "tpot_p50_s" else (1.0, "tokens/s")
+        interval = "one repeat" if item.low is None else f"{item.low:.3f} to {item.high:.3f}"
+        cells = (f"{item.a * scale:,.2f}", f"{item.b * scale:,.2f}", f"{item.ratio:.3f}", interval)
+        table.add_row(item.variant, str(item.concurrency), unit, *cells, style="bold" if item.clear else "")
+    return table

@@ -103,14 +103,25 @@ def usable(rows: Iterable[LevelRow]) -> list[LevelRow]:
 
 
 def levels(rows: Iterable[LevelRow]) -> dict[Variant, list[Level]]:
-    """Per variant its levels, smallest concurrency first."""
+    """Per variant its levels, smallest concurrency first; of `dynamic`, those of its most measured threshold."""
     groups: dict[tuple[Variant, int], list[LevelRow]] = defaultdict(list)
-    for row in usable(rows):
+    for row in _one_threshold(usable(rows)):
         groups[row.variant, row.concurrency].append(row)
     curves: dict[Variant, list[Level]] = defaultdict(list)
     for (variant, _), group in sorted(groups.items(), key=lambda item: item[0][1]):
         curves[variant].append(_level(group))
     return dict(curves)
+
+
+def _one_threshold(rows: list[LevelRow]) -> list[LevelRow]:
+    """Rows of `dynamic` only where they have the threshold that was measured at most levels, the latest of equals."""
+    levels_of: dict[int | None, set[int]] = {}
+    for row in reversed([row for row in rows if row.variant == "dynamic"]):
+        levels_of.setdefault(row.threshold, set()).add(row.concurrency)
+    if len(levels_of) < 2:
+        return rows
+    kept = max(levels_of, key=lambda threshold: len(levels_of[threshold]))
+    return [row for row in rows if row.variant != "dynamic" or row.threshold == kept]
 
 
 def table(rows: Iterable[LevelRow], variant: Variant) -> dict[int, dict[int, float]]:

@@ -2,8 +2,9 @@
 
 Model: log value of concurrency i in repeat r = mean_i + shift_r + noise_ir. A shift is what one pass over the levels
 has in common (clocks, temperature, a neighbour); noise is each point's own. Both variances are estimated over all
-levels at once, since three repeats of one level say little by themselves, and are drawn anew in each bootstrap draw,
-so that few repeats give wide intervals.
+levels at once, since three repeats of one level say little by themselves. The points' variance is drawn anew in each
+bootstrap draw, so that few repeats give wide intervals; the shifts' is taken as estimated: it rests on too few passes,
+and drawing it too made intervals cover more than they claim (benchmarks/tuner.py shows the coverage).
 """
 
 from __future__ import annotations
@@ -23,12 +24,11 @@ ASSUMED_SD = 0.03  # relative noise of a point where there is one repeat and its
 
 
 class Noise(msgspec.Struct, frozen=True):
-    """Standard deviations of the model, with the degrees of freedom behind them."""
+    """Standard deviations of the model, and the degrees of freedom behind the points'."""
 
     point_sd: float
     point_df: int
     shift_sd: float
-    shift_df: int
 
 
 def single_repeat_only(table: Table) -> bool:
@@ -48,7 +48,7 @@ def estimate(table: Table) -> Noise | None:
     per_repeat = np.bincount(repeat, minlength=repeats)
     spread = float(shift.var(ddof=1)) if repeats > 1 else 0.0
     shift_variance = max(0.0, spread - point_variance * float(np.mean(1 / per_repeat)))
-    return Noise(point_variance**0.5, int(point_df), shift_variance**0.5, int(repeats - 1))
+    return Noise(point_variance**0.5, int(point_df), shift_variance**0.5)
 
 
 def draw_means(table: Table, own_sd: Mapping[int, float] | None = None, draws: int = DRAWS, seed: int = 0) -> Floats:
@@ -70,9 +70,8 @@ def draw_means(table: Table, own_sd: Mapping[int, float] | None = None, draws: i
         drawn: Floats = means + rng.standard_normal((draws, len(count))) * sd / np.sqrt(count)
         return drawn
     point_sd = _redrawn(noise.point_sd, noise.point_df, draws, rng)
-    shift_sd = _redrawn(noise.shift_sd, noise.shift_df, draws, rng)
     error = rng.standard_normal((draws, len(value))) * point_sd[:, None]
-    error += (rng.standard_normal((draws, repeat.max() + 1)) * shift_sd[:, None])[:, repeat]
+    error += (rng.standard_normal((draws, repeat.max() + 1)) * noise.shift_sd)[:, repeat]
     average = np.eye(len(count))[level] / count
     return np.asarray(means + error @ average, dtype=float)
 

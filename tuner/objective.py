@@ -17,7 +17,7 @@ import numpy as np
 
 from harness.errors import UserError
 from harness.records import LevelRow, Variant
-from tuner.curves import Level, decode_batches, levels, table, usable
+from tuner.curves import Level, Pivot, decode_batches, levels, table, usable
 from tuner.noise import CONFIDENCE, draw_means
 
 TIE = 0.005  # thresholds whose peak throughput is this close are not told apart by the literal objective
@@ -187,6 +187,12 @@ def off_tax(c: Curves) -> dict[str, float]:
         if reference:
             tax[str(level.concurrency)] = 1 - level.tok_per_s / reference.tok_per_s
     return tax
+
+
+def even_weights(fit: Pivot, concurrency: Iterable[int]) -> dict[int, float]:
+    """Equal weights for the levels that were asked for and measured; those added between them count nothing."""
+    measured = {ratio.concurrency for ratio in fit.ratios}
+    return {c: 1.0 for c in concurrency if c in measured}
 
 
 def read_weights(path: Path) -> dict[int, float]:

@@ -97,7 +97,8 @@ def analyse(run: RunFolder, weights: Mapping[int, float] | None = None, seed: in
     found = pivot(rows, reference, seed)
     if found is None:
         raise UserError(f"{run.path} cannot be judged: {_what_is_missing(run)}")
-    return Analysis(found, objective.curves(rows, found.off, reference or found.off, weights))
+    counted = weights or objective.even_weights(found, run.manifest.settings.concurrency)
+    return Analysis(found, objective.curves(rows, found.off, reference or found.off, counted))
 
 
 def recommend(

@@ -84,6 +84,7 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("tuner"), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["plain"] = plain
+    environment.filters["together"] = lambda text: text.replace(" %", "\u00a0%")
     return environment
 
 

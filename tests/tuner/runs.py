@@ -112,8 +112,9 @@ def manifest(source: Source = "simulated", **changes: Any) -> Manifest:
         command=("specpivot", "sweep", "--sim", "test"),
         specpivot_version="0.1.0",
         settings=Settings(("baseline", "eagle3", "forced_off"), LEVELS, 3, 20.0, 3.0),
+        config={"sim": "test"},
         workload=Workload("random", 128, 128, 1, "a" * 64),
-        environment={"gpu": "NVIDIA H200", "sglang": "0.5.16"},
+        environment={"gpus": [{"name": "NVIDIA H200", "memory_gib": 140}], "packages": {"sglang": "0.5.16"}},
         variants={
             "baseline": VariantRecord("40@1.0"),
             "eagle3": VariantRecord(SERVER.server_run, "baseline"),

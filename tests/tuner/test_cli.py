@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -76,6 +79,56 @@ def test_report_writes_the_page(tmp_path: Path) -> None:
     assert "report.html" in result.stderr
 
 
+def test_compare_prints_table_and_document(tmp_path: Path) -> None:
+    """The table is for people, the document for programs."""
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", rows(seed=2))
+    result = runner.invoke(app(), ["compare", str(a.path), str(b.path)])
+    assert result.exit_code == 0, result.output
+    assert len(json.loads(result.stdout)["differences"]) == 54
+    assert "SIMULATED" in result.stderr
+
+
+class Patched(BaseHTTPRequestHandler):
+    """The two endpoints of a patched server that apply needs."""
+
+    block: ClassVar[dict[str, Any]] = {}
+
+    def do_POST(self) -> None:
+        values = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["server_args"]
+        self.block["threshold"] = values["speculative_disable_batch_threshold"]
+        self.block["resume_at"] = values.get("speculative_resume_batch_threshold")
+        self._answer({"updated": True})
+
+    def do_GET(self) -> None:
+        self._answer({"internal_states": [{"specpivot": self.block}]})
+
+    def _answer(self, document: dict[str, Any]) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Keep the test's output clean."""
+
+
+def test_apply_sets_and_reads_back(tmp_path: Path) -> None:
+    """The server holds the recommended threshold afterwards, and the document is what it reports."""
+    run = write_run(tmp_path / "run")
+    found = json.loads(runner.invoke(app(), ["recommend", str(run.path), "--no-plot"]).stdout)
+    with HTTPServer(("127.0.0.1", 0), Patched) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        result = runner.invoke(app(), ["apply", str(run.path), "--url", f"http://127.0.0.1:{server.server_port}"])
+        server.shutdown()
+        thread.join()
+    assert result.exit_code == 0, result.output
+    assert Patched.block["threshold"] == found["threshold"]
+    assert json.loads(result.stdout)["resume_at"] == found["resume_at"]
+    assert "simulated server" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
@@ -85,6 +138,7 @@ def test_report_writes_the_page(tmp_path: Path) -> None:
         (["export", "{run}", "--format", "yaml"], "trtllm"),
         (["export", "{run}"], "specpivot recommend"),
         (["report", "{tmp}/none"], "not a run folder"),
+        (["apply", "{run}", "--url", "http://127.0.0.1:1"], "specpivot recommend"),
     ],
 )
 def test_bad_input_is_a_user_error_that_names_it(tmp_path: Path, args: list[str], says: str) -> None:
