@@ -1,0 +1,243 @@
+"""The live policy and the counters of one scheduler process.
+
+A worker brackets each decode step with `begin` and `end`; between them the probes report which forwards really ran.
+A step counts as on or off by what was seen (target tokens per request, draft calls), not by what the gate wanted, so
+a patch that does not take shows as `ungated` and not as a healthy number.
+
+SGLang's scheduler runs batches and answers control requests in one thread, between two steps: no locks here. Every
+tensor-parallel rank gets the same requests at the same place in that loop, so policies change on all ranks at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from patched_worker.policy import NEVER_DISABLE, Gate, Policy
+
+logger = logging.getLogger(__name__)
+
+THRESHOLD_KEY = "speculative_disable_batch_threshold"
+RESUME_KEY = "speculative_resume_batch_threshold"
+DWELL_KEY = "speculative_min_dwell_steps"
+KEYS = frozenset({THRESHOLD_KEY, RESUME_KEY, DWELL_KEY})
+
+ON, OFF = "on", "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which worker runs, from which source.
+
+    Attributes:
+        worker: qualified name of the SGLang class that was subclassed.
+        module: the module of ours that holds its off step.
+        version: SGLang's version.
+        source_hash: digest of the SGLang functions that are called or wrapped, as they are on this machine.
+        modified_source: whether that digest is not a validated one and the operator allowed it.
+    """
+
+    worker: str
+    module: str
+    version: str
+    source_hash: str
+    modified_source: bool = False
+
+
+@dataclass(slots=True)
+class Step:
+    """One decode step. `num_steps` is what the gate asked for; the rest is what was seen."""
+
+    batch: int
+    num_steps: int
+    target_tokens: int = 0
+    draft_calls: int = 0
+    tally: Tally | None = None
+
+    @property
+    def off(self) -> bool:
+        return self.num_steps == 0
+
+    def add_tokens(self, tokens: int) -> None:
+        """Credit output tokens to a step that has ended; with the overlap scheduler they are known one step late."""
+        if self.tally is not None:
+            self.tally.tokens += tokens
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over the steps of one batch size and state."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+class Control:
+    """See the module.
+
+    Args:
+        policy: the rule at start.
+        num_steps: the server's `--speculative-num-steps`.
+        identity: which worker this is.
+    """
+
+    def __init__(self, policy: Policy, num_steps: int, identity: Identity) -> None:
+        self.identity = identity
+        self.num_steps = num_steps
+        self.gate = Gate(policy, num_steps)
+        self.last_error: str | None = None
+        self.switches = 0
+        self.ungated = 0
+        self._tallies: dict[tuple[int, str], Tally] = {}
+        self._step: Step | None = None
+        self._last_state: str | None = None
+        self._timed: tuple[Tally, float] | None = None
+
+    # ---- one decode step
+
+    def begin(self, batch: int, seq_lens_sum: int = 0) -> Step:
+        """Decide the next decode step.
+
+        Args:
+            batch: running requests in the decode batch.
+            seq_lens_sum: sum of their lengths in tokens; needed only where the policy has a context axis.
+        """
+        self._stop_clock()
+        self._step = Step(batch, self.gate.decide(batch, seq_lens_sum))
+        return self._step
+
+    def saw_target(self, tokens: int) -> None:
+        """A target forward of a decode step ran over `tokens` tokens, padding not counted."""
+        if self._step is not None:
+            self._step.target_tokens += tokens
+        else:
+            self._count_ungated(f"a decode forward of {tokens} tokens ran outside of the patched worker's step")
+
+    def saw_draft(self) -> None:
+        """The draft model proposed tokens."""
+        if self._step is not None:
+            self._step.draft_calls += 1
+
+    def end(self, step: Step) -> None:
+        """Count the step as what it was, and start its clock: it runs until the next worker call or idleness."""
+        self._step = None
+        state = OFF if step.draft_calls == 0 and step.target_tokens == step.batch else ON
+        if step.off and state == ON:
+            self._count_ungated(
+                f"gated step of {step.batch} requests ran {step.target_tokens} target tokens, {step.draft_calls} drafts"
+            )
+        elif not step.off and state == OFF:
+            self._fail(f"a step of {step.batch} requests that should have speculated ran as a plain one")
+        if self._last_state not in (None, state):
+            self.switches += 1
+        self._last_state = state
+        tally = self._tallies.get((step.batch, state))
+        if tally is None:
+            tally = self._tallies[(step.batch, state)] = Tally()
+        tally.steps += 1
+        step.tally = tally
+        self._timed = (tally, time.perf_counter())
+
+    def interrupt(self) -> None:
+        """A prefill is about to run: what follows is not the last decode step's time."""
+        self._stop_clock()
+
+    def idle(self) -> None:
+        """The server has nothing to run: stop the clock and forget the gate's history."""
+        self._stop_clock()
+        self._last_state = None
+        self.gate.reset()
+
+    def _stop_clock(self) -> None:
+        if self._timed is not None:
+            tally, started = self._timed
+            tally.seconds += time.perf_counter() - started
+            self._timed = None
+
+    def _count_ungated(self, message: str) -> None:
+        self.ungated += 1
+        self._fail(message)
+
+    def _fail(self, message: str) -> None:
+        if message != self.last_error:  # a fault of every step must not flood the log
+            logger.error("specpivot: %s", message)
+        self.last_error = message
+
+    # ---- read and set
+
+    def prepare(self, update: Mapping[str, object]) -> Policy | None:
+        """The policy that an update of KEYS would make; None if it is refused, with the reason in `last_error`.
+
+        A new threshold without a resume value takes that threshold's default; the dwell stays unless given.
+        """
+        try:
+            return self._updated(update)
+        except ValueError as error:
+            self.last_error = f"refused {dict(update)}: {error}"
+            logger.warning("specpivot: %s", self.last_error)
+            return None
+
+    def apply(self, policy: Policy) -> None:
+        """Make a policy the live one; the gate's history is forgotten."""
+        self.gate = Gate(policy, self.num_steps)
+        self.last_error = None
+        logger.info("specpivot: policy %s, threshold %s", policy.policy_id, policy.threshold)
+
+    def _updated(self, update: Mapping[str, object]) -> Policy:
+        unknown = set(update) - KEYS
+        if unknown:
+            raise ValueError(f"unknown keys {sorted(unknown)}")
+        policy = self.gate.policy
+        threshold, resume_at, dwell = policy.threshold, policy.resume_at or None, policy.min_dwell
+        if THRESHOLD_KEY in update:
+            number = _whole_number(THRESHOLD_KEY, update[THRESHOLD_KEY])
+            threshold, resume_at = None if number == NEVER_DISABLE else number, None
+        if RESUME_KEY in update:
+            resume_at = _whole_number(RESUME_KEY, update[RESUME_KEY])
+            if resume_at == NEVER_DISABLE:
+                resume_at = None
+        if DWELL_KEY in update:
+            dwell = _whole_number(DWELL_KEY, update[DWELL_KEY])
+        return Policy.from_threshold(threshold, resume_at, dwell)
+
+    def snapshot(self) -> dict[str, object]:
+        """The `specpivot` block of /server_info, without `ranks_agree`, which takes all ranks to know."""
+        policy = self.gate.policy
+        rows = sorted(self._tallies.items())
+        return {
+            **asdict(self.identity),
+            "threshold": policy.threshold,
+            "resume_at": policy.resume_at,
+            "min_dwell": policy.min_dwell,
+            "policy_id": policy.policy_id,
+            "last_error": self.last_error,
+            "steps_on": self._steps(ON),
+            "steps_off": self._steps(OFF),
+            "switches": self.switches,
+            "ungated": self.ungated,
+            "by_batch": [{"batch": batch, "state": state, **asdict(tally)} for (batch, state), tally in rows],
+        }
+
+    def fingerprint(self) -> tuple[object, ...]:
+        """What must be equal on every tensor-parallel rank at the same place in the scheduler's loop."""
+        steps = tuple((key, tally.steps) for key, tally in sorted(self._tallies.items()))
+        return (self.identity, self.gate.policy.policy_id, self.switches, self.ungated, steps)
+
+    def disagree(self, fingerprints: list[tuple[object, ...]]) -> bool:
+        """Whether the ranks' fingerprints differ; if so that becomes the last error."""
+        if all(other == fingerprints[0] for other in fingerprints):
+            return False
+        self._fail(f"tensor-parallel ranks disagree: {fingerprints}")
+        return True
+
+    def _steps(self, state: str) -> int:
+        return sum(tally.steps for (_, key), tally in self._tallies.items() if key == state)
+
+
+def _whole_number(key: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        raise ValueError(f"{key} is {value!r}; give a whole number, {NEVER_DISABLE} for never")
+    return int(value)

@@ -1,0 +1,93 @@
+"""Start SGLang's server with the patched worker: our arguments are taken out, the rest is SGLang's.
+
+Works on every supported release, also on those without plugins: `launch_server` takes the function that each
+scheduler process runs, and ours patches that process first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from patched_worker import compat, settings
+from patched_worker.install import run_scheduler_process
+from patched_worker.refusals import refuse_arrangement
+from patched_worker.settings import Refusal
+
+
+def parse(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Split a command line.
+
+    Returns:
+        The environment variables for our arguments, and SGLang's arguments.
+
+    Raises:
+        SystemExit: a malformed argument (argparse), or `Refusal`.
+    """
+    parser = argparse.ArgumentParser(prog="python -m patched_worker", allow_abbrev=False, add_help=False)
+    parser.add_argument("--speculative-disable-batch-threshold", dest=settings.THRESHOLD, metavar="N|never")
+    parser.add_argument("--speculative-resume-batch-threshold", dest=settings.RESUME_AT, metavar="N")
+    parser.add_argument("--speculative-min-dwell-steps", dest=settings.MIN_DWELL, metavar="N")
+    parser.add_argument("--speculative-policy-file", dest=settings.POLICY_FILE, metavar="FILE")
+    parser.add_argument("--speculative-draft-sync-steps", dest=settings.DRAFT_SYNC_STEPS, metavar="N")
+    parser.add_argument("--allow-modified-source", dest=settings.ALLOW_MODIFIED_SOURCE, action="store_const", const="1")
+    if {"-h", "--help"} & set(arguments):
+        parser.print_help(sys.stderr)
+        print("\nEvery other argument is SGLang's:", file=sys.stderr)
+    ours, rest = parser.parse_known_args(arguments)
+    environment = {name: value for name, value in vars(ours).items() if value is not None}
+    if settings.THRESHOLD in environment and settings.POLICY_FILE in environment:
+        raise Refusal("give --speculative-disable-batch-threshold or --speculative-policy-file, not both")
+    return environment, rest
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve until the server ends.
+
+    Raises:
+        Refusal: the arguments, or this SGLang, cannot be served with the patched worker.
+    """
+    environment, rest = parse(arguments)
+    os.environ.update(environment)
+    if not settings.requested() and not {"-h", "--help"} & set(rest):
+        raise Refusal("give --speculative-disable-batch-threshold N (or `never`), or --speculative-policy-file FILE")
+    if settings.requested():
+        settings.from_environ()
+    compat.sglang_version()
+    _serve(rest)
+
+
+def _serve(arguments: list[str]) -> None:
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    _load_plugins()
+    server_args = prepare_server_args(arguments)
+    if hasattr(server_args, "resolve_once"):  # from 0.5.20 what the parser returns is raw input
+        server_args.resolve_once()
+    _refuse(compat.resolved(server_args))
+    from sglang.srt.entrypoints.http_server import launch_server
+
+    try:
+        launch_server(server_args, run_scheduler_process_func=run_scheduler_process)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+def _load_plugins() -> None:
+    try:
+        from sglang.srt.plugins import load_plugins
+    except ImportError:  # 0.5.9 has none
+        return
+    load_plugins()
+
+
+def _refuse(view: Any) -> None:
+    """Refuse before any weights are read; the worker's class is known only in the scheduler process."""
+    for flag in ("encoder_only", "use_ray", "grpc_mode", "smg_grpc_mode"):
+        if getattr(view, flag, False):
+            raise Refusal(f"{flag} starts another kind of server; only the HTTP server is supported")
+    refuse_arrangement(view)

@@ -1,0 +1,200 @@
+"""Counters count what was seen, refusals change nothing, and ranks that differ are noticed."""
+
+from __future__ import annotations
+
+import pytest
+
+from patched_worker.control import DWELL_KEY, RESUME_KEY, THRESHOLD_KEY, Control, Identity, Step
+from patched_worker.policy import Policy
+
+IDENTITY = Identity("sglang.Worker", "patched_worker.eagle_v2", "0.5.16", "0123456789ab")
+DRAFT_TOKENS = 4
+
+
+@pytest.fixture
+def control() -> Control:
+    """A control with threshold 4 and no dwell."""
+    return Control(Policy.from_threshold(4, 4, 0), DRAFT_TOKENS - 1, IDENTITY)
+
+
+def speculative(control: Control, batch: int) -> Step:
+    """A step that drafts and verifies."""
+    step = control.begin(batch)
+    control.saw_draft()
+    control.saw_target(batch * DRAFT_TOKENS)
+    control.end(step)
+    return step
+
+
+def plain(control: Control, batch: int) -> Step:
+    """A step of one target token per request."""
+    step = control.begin(batch)
+    control.saw_target(batch)
+    control.end(step)
+    return step
+
+
+def row(control: Control, batch: int, state: str) -> dict[str, object]:
+    """One line of the histogram."""
+    rows = control.snapshot()["by_batch"]
+    assert isinstance(rows, list)
+    (found,) = [r for r in rows if (r["batch"], r["state"]) == (batch, state)]
+    return dict(found)
+
+
+def test_steps_are_counted_by_what_ran(control: Control) -> None:
+    """Two speculative steps and a plain one are two, one, and one switch."""
+    speculative(control, 2)
+    speculative(control, 2)
+    plain(control, 5)
+    snapshot = control.snapshot()
+
+    assert (snapshot["steps_on"], snapshot["steps_off"], snapshot["switches"]) == (2, 1, 1)
+    assert (row(control, 2, "on")["steps"], row(control, 5, "off")["steps"]) == (2, 1)
+    assert snapshot["last_error"] is None
+
+
+def test_a_gated_step_that_speculates_is_ungated(control: Control, caplog: pytest.LogCaptureFixture) -> None:
+    """A patch that does not take must not look like one that does."""
+    assert speculative(control, 5).off
+    snapshot = control.snapshot()
+
+    assert (snapshot["ungated"], snapshot["steps_on"], snapshot["steps_off"]) == (1, 1, 0)
+    assert "gated step of 5 requests ran 20 target tokens" in caplog.text
+
+
+def test_a_forward_outside_of_any_step_is_ungated(control: Control) -> None:
+    """SGLang reached its target by a way that the gate does not see."""
+    control.saw_target(8)
+
+    assert control.snapshot()["ungated"] == 1
+
+
+def test_a_plain_step_that_should_speculate_is_an_error_but_not_ungated(control: Control) -> None:
+    """Too little speculation is reported, and not mixed up with too much."""
+    plain(control, 2)
+
+    assert control.ungated == 0
+    assert control.last_error is not None
+    assert "should have speculated" in control.last_error
+
+
+def test_a_fault_of_every_step_is_logged_once(control: Control, caplog: pytest.LogCaptureFixture) -> None:
+    """Counters go on, the log does not."""
+    for _ in range(50):
+        speculative(control, 5)
+
+    assert control.ungated == 50
+    assert caplog.text.count("gated step") == 1
+
+
+def test_tokens_arrive_after_the_step(control: Control) -> None:
+    """With the overlap scheduler a step's tokens are known one step late."""
+    first = speculative(control, 2)
+    plain(control, 5).add_tokens(5)
+    first.add_tokens(6)
+
+    assert (row(control, 2, "on")["tokens"], row(control, 5, "off")["tokens"]) == (6, 5)
+
+
+def test_seconds_run_to_the_next_call_and_end_with_idleness(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step's time ends where the next worker call begins, or where the server has nothing to do."""
+    clock = iter([10.0, 13.0, 20.0, 21.5])
+    monkeypatch.setattr("patched_worker.control.time.perf_counter", lambda: next(clock))
+
+    speculative(control, 2)  # its clock starts at 10, the next begin reads 13
+    speculative(control, 2)  # its clock starts at 20
+    control.idle()  # reads 21.5
+
+    assert row(control, 2, "on")["seconds"] == pytest.approx(4.5)
+
+
+def test_idleness_forgets_hysteresis_and_is_no_switch() -> None:
+    """The first step after it may speculate, and the change of state is not counted."""
+    control = Control(Policy.from_threshold(4, 2, 16), 3, IDENTITY)
+    plain(control, 5)
+
+    control.idle()
+
+    assert not control.begin(4).off
+    assert control.switches == 0
+
+
+def test_update_sets_the_live_policy(control: Control) -> None:
+    """All three keys at once, as whole numbers of any numeric type."""
+    policy = control.prepare({THRESHOLD_KEY: 8.0, RESUME_KEY: 5, DWELL_KEY: 2})
+    assert policy is not None
+    control.apply(policy)
+
+    assert control.gate.policy == Policy.from_threshold(8, 5, 2)
+
+
+def test_threshold_alone_takes_its_default_resume_and_keeps_the_dwell(control: Control) -> None:
+    """The old resume value would make no sense for a new threshold."""
+    assert control.prepare({THRESHOLD_KEY: 16}) == Policy.from_threshold(16, 12, 0)
+
+
+def test_minus_one_never_disables_and_leaves_no_threshold(control: Control) -> None:
+    """The wire has no null: newer releases take numbers only."""
+    policy = control.prepare({THRESHOLD_KEY: -1})
+    assert policy is not None
+    control.apply(policy)
+
+    assert control.snapshot()["threshold"] is None
+    assert not control.begin(1000).off
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {THRESHOLD_KEY: -2},
+        {THRESHOLD_KEY: 2.5},
+        {THRESHOLD_KEY: "4"},
+        {THRESHOLD_KEY: True},
+        {RESUME_KEY: 5},
+        {DWELL_KEY: -3},
+        {"speculative_num_steps": 2},
+    ],
+)
+def test_a_refused_update_changes_nothing_and_says_why(control: Control, update: dict[str, object]) -> None:
+    """The policy stays, and the reason names the key or the value."""
+    before = control.gate.policy
+
+    assert control.prepare(update) is None
+    assert control.gate.policy == before
+    assert "refused" in str(control.snapshot()["last_error"])
+
+
+def test_accepting_an_update_clears_the_last_error(control: Control) -> None:
+    """What is shown is the state now."""
+    control.prepare({THRESHOLD_KEY: -2})
+    policy = control.prepare({THRESHOLD_KEY: 2})
+    assert policy is not None
+    control.apply(policy)
+
+    assert control.snapshot()["last_error"] is None
+
+
+def test_ranks_that_differ_are_an_error(control: Control) -> None:
+    """Equal histories agree; one step more on one rank does not."""
+    other = Control(Policy.from_threshold(4, 4, 0), DRAFT_TOKENS - 1, IDENTITY)
+    speculative(control, 2)
+    speculative(other, 2)
+    assert not control.disagree([control.fingerprint(), other.fingerprint()])
+
+    plain(other, 5)
+
+    assert control.disagree([control.fingerprint(), other.fingerprint()])
+    assert "ranks disagree" in str(control.last_error)
+
+
+def test_snapshot_has_the_keys_that_programs_rely_on(control: Control) -> None:
+    """The block of /server_info is a contract."""
+    plain(control, 5)
+    keys = set(control.snapshot())
+
+    assert keys >= {
+        *("worker", "module", "version", "source_hash", "threshold", "resume_at", "min_dwell", "policy_id"),
+        *("last_error", "steps_on", "steps_off", "switches", "ungated", "by_batch"),
+    }
+    assert set(row(control, 5, "off")) == {"batch", "state", "steps", "tokens", "seconds"}

@@ -1,0 +1,51 @@
+"""The probes report what ran, and tokens are those that clients get."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from patched_worker.control import Control, Identity
+from patched_worker.policy import Policy
+from patched_worker.probes import output_tokens, watch_draft, watch_target
+
+
+def mode(decode: bool = False, verify: bool = False) -> SimpleNamespace:
+    """A ForwardMode."""
+    return SimpleNamespace(is_decode=lambda: decode, is_target_verify=lambda: verify)
+
+
+def test_target_probe_counts_decode_forwards_only() -> None:
+    """A prefill's tokens are not a decode step's; the forward's result passes through."""
+    control = Control(Policy.from_threshold(4), 3, Identity("w", "m", "v", "h"))
+    runner = SimpleNamespace(forward=lambda batch, scale=1: len(batch.input_ids) * scale)
+    watch_target(runner, control)
+    step = control.begin(2)
+
+    runner.forward(SimpleNamespace(forward_mode=mode(), input_ids=[0] * 100))
+    runner.forward(SimpleNamespace(forward_mode=mode(verify=True), input_ids=[0] * 8))
+    answer = runner.forward(SimpleNamespace(forward_mode=mode(decode=True), input_ids=[0] * 2), scale=3)
+
+    assert step.target_tokens == 10
+    assert answer == 6
+
+
+def test_draft_probe_counts_rounds_of_proposals() -> None:
+    """Once per call, arguments and result as they are."""
+    control = Control(Policy.from_threshold(4), 3, Identity("w", "m", "v", "h"))
+    worker = SimpleNamespace(draft=lambda batch: batch + 1)
+    watch_draft(worker, control)
+    step = control.begin(2)
+
+    assert worker.draft(1) == 2
+    assert step.draft_calls == 1
+
+
+def test_tokens_after_a_stop_do_not_count() -> None:
+    """A verify may append tokens behind a stop that the client never sees; also when nothing is left."""
+    running = SimpleNamespace(output_ids=[1, 2, 3], finished_len=None)
+    stopped = SimpleNamespace(output_ids=[1, 2, 3, 4], finished_len=2)
+    emptied = SimpleNamespace(output_ids=[1], finished_len=0)
+
+    assert output_tokens([running, running]) == 6
+    assert output_tokens([running, stopped, emptied]) == 5
+    assert output_tokens([]) == 0

@@ -1,0 +1,77 @@
+"""What reaches a scheduler process through its environment, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from patched_worker import settings
+from patched_worker.policy import Policy
+from patched_worker.settings import Refusal, from_environ, requested
+
+
+def test_nothing_is_requested_without_a_policy() -> None:
+    """The plugin is installed for everybody; only a policy in the environment switches it on."""
+    assert not requested({"SPECPIVOT_MIN_DWELL_STEPS": "4"})
+    assert requested({settings.THRESHOLD: "0"})
+    assert requested({settings.POLICY_FILE: "r.json"})
+
+
+def test_environment_round_trip() -> None:
+    """All numbers arrive."""
+    chosen = from_environ({settings.THRESHOLD: "24", settings.RESUME_AT: "12", settings.MIN_DWELL: "3"})
+
+    assert chosen.policy == Policy.from_threshold(24, 12, 3)
+    assert not chosen.allow_modified_source
+
+
+@pytest.mark.parametrize("text", ["never", "-1"])
+def test_never_has_two_spellings(text: str) -> None:
+    """A word for people, a number for programs."""
+    assert from_environ({settings.THRESHOLD: text}).policy.threshold is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (settings.THRESHOLD, "auto"),
+        (settings.THRESHOLD, "many"),
+        (settings.THRESHOLD, "-4"),
+        (settings.RESUME_AT, "9"),
+        (settings.MIN_DWELL, "soon"),
+    ],
+)
+def test_bad_values_are_refused_with_their_name(name: str, text: str) -> None:
+    """The line names the value that was given."""
+    with pytest.raises(Refusal, match=text):
+        from_environ({settings.THRESHOLD: "8", name: text})
+
+
+def test_policy_file_is_a_recommendation(tmp_path: Path) -> None:
+    """threshold null means never disable, other keys are not ours."""
+    file = tmp_path / "recommendation.json"
+    file.write_text('{"schema": 1, "threshold": 24, "resume_at": 18, "min_dwell_steps": 8, "score": 0.99}')
+
+    assert from_environ({settings.POLICY_FILE: str(file)}).policy == Policy.from_threshold(24, 18, 8)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"resume_at": 3}', '{"threshold": -3}', '{"threshold": "8"}'])
+def test_unusable_policy_file_is_refused(tmp_path: Path, text: str) -> None:
+    """An empty, foreign or senseless file ends the start and names itself."""
+    file = tmp_path / "policy.json"
+    file.write_text(text)
+
+    with pytest.raises(Refusal, match=r"policy\.json"):
+        from_environ({settings.POLICY_FILE: str(file)})
+
+
+def test_missing_policy_file_is_refused(tmp_path: Path) -> None:
+    """Running without the policy that was asked for would be running unpatched in silence."""
+    with pytest.raises(Refusal, match="FileNotFoundError"):
+        from_environ({settings.POLICY_FILE: str(tmp_path / "none.json")})
+
+
+def test_refusal_passes_through_handlers_of_exceptions() -> None:
+    """SGLang swallows whatever a plugin raises, as long as it is an Exception."""
+    assert not issubclass(Refusal, Exception)

@@ -1,0 +1,212 @@
+"""Fixtures for tests on the real SGLang, one server at a time on two CPU cores.
+
+Every test here carries the marker `sglang_full` (everything), and `sglang` unless its module says otherwise (the
+subset that `make test` runs). A run that asks for one of the two by `-m` must run every test of it: a skipped or
+deselected one makes the run fail.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.sglang_cpu import models as tiny_models
+from tests.sglang_cpu import slot as slot_module
+from tests.sglang_cpu.references import References
+from tests.sglang_cpu.servers import ARRANGEMENTS, Arrangement, Server
+from tests.sglang_cpu.slot import Patched, Slot, Wanted, static_eagle
+from tests.sglang_cpu.traffic import Answer
+
+HERE = Path(__file__).parent
+TEST_TIMEOUT_S = 900  # one test may build environments and start two servers on a busy machine
+SERVER_FIXTURES = ("unpatched", "doomed", "patched", "paged", "tree", "wrong")
+PAGED_SUBSET = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
+WRONG_SUBSET = (Arrangement("0.5.9", "v1"), Arrangement("0.5.23", "v2"))
+TREES = tuple(one for one in ARRANGEMENTS if one.worker == "v1")  # v2 serves chains only
+_absent: list[str] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "sglang: a test on the real SGLang, in the subset of `make test`")
+    config.addinivalue_line("markers", "sglang_full: a test on the real SGLang, subset and rest")
+    config.addinivalue_line("markers", "only_full: not in the subset")
+    config.addinivalue_line("markers", "arrangements(NAME...): the releases and worker classes that a test is about")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not item.path.is_relative_to(HERE):
+            continue
+        item.add_marker(pytest.mark.sglang_full)
+        if item.get_closest_marker("only_full") is None:
+            item.add_marker(pytest.mark.sglang)
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+    items.sort(key=_server_order)  # stable: what is not ours stays where it is
+
+
+def _server_order(item: pytest.Item) -> tuple[str, int]:
+    """Tests that need the same server follow one another."""
+    if not item.path.is_relative_to(HERE):
+        return ("", 0)
+    arrangement = item.callspec.params.get("arrangement") if hasattr(item, "callspec") else None
+    names = getattr(item, "fixturenames", ())
+    kind = next((rank for rank, name in enumerate(SERVER_FIXTURES) if name in names), len(SERVER_FIXTURES))
+    return (arrangement.name if arrangement else "zz", kind)
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items:
+        asked = item.config.getoption("markexpr")
+        if asked in ("sglang", "sglang_full") and item.get_closest_marker(asked) is not None:
+            _absent.append(f"{item.nodeid} deselected")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and report.nodeid.startswith("tests/sglang_cpu/"):
+        _absent.append(f"{report.nodeid} skipped")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _absent and session.config.getoption("markexpr") in ("sglang", "sglang_full"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in _absent:
+        terminalreporter.write_line(f"every SGLang test must run: {line}", red=True)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the constructed target and drafts."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny_models.make(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where servers log; `SPECPIVOT_SERVER_LOGS` keeps the logs of a run."""
+    kept = os.environ.get("SPECPIVOT_SERVER_LOGS")
+    if kept is None:
+        return tmp_path_factory.mktemp("logs")
+    Path(kept).mkdir(parents=True, exist_ok=True)
+    return Path(kept)
+
+
+@pytest.fixture(scope="session")
+def slot(models: Path, logs: Path) -> Iterator[Slot]:
+    """Holds the one server that runs."""
+    slot = Slot(models, logs)
+    yield slot
+    slot.empty()
+
+
+@pytest.fixture(scope="session")
+def references(slot: Slot, models: Path) -> References:
+    """Answers of unpatched servers, asked once for each."""
+    return References(slot, models)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every test that uses `arrangement` runs once for each release and worker class that its servers exist for."""
+    if "arrangement" not in metafunc.fixturenames:
+        return
+    subset = {"paged": PAGED_SUBSET, "tree": TREES, "wrong": WRONG_SUBSET}
+    used = next((name for name in subset if name in metafunc.fixturenames), None)
+    chosen = [one for one in ARRANGEMENTS if used != "tree" or one in TREES]
+    named = metafunc.definition.get_closest_marker("arrangements")
+    if named is not None:
+        chosen = [one for one in chosen if one.name in named.args]
+    parameters = [
+        pytest.param(one, id=one.name, marks=[] if used is None or one in subset[used] else [pytest.mark.only_full])
+        for one in chosen
+    ]
+    metafunc.parametrize("arrangement", parameters)
+
+
+@pytest.fixture
+def reference(references: References, arrangement: Arrangement) -> dict[str, list[Answer]]:
+    """The baseline's answers by part of the traffic; asked for before a test's own server starts."""
+    return references.of(arrangement)
+
+
+@pytest.fixture
+def unpatched(
+    slot: Slot, models: Path, arrangement: Arrangement, reference: dict[str, list[Answer]]
+) -> Iterator[Server]:
+    """Static EAGLE-3 of the wheel itself, healthy before and after the test."""
+    server = slot.use(static_eagle(arrangement, models))
+    yield server
+    server.assert_healthy()
+
+
+@pytest.fixture
+def doomed(slot: Slot, models: Path, arrangement: Arrangement) -> Iterator[Server]:
+    """Static EAGLE-3 for a test that kills it."""
+    yield slot.use(static_eagle(arrangement, models))
+    slot.empty()
+
+
+@pytest.fixture(scope="session")
+def probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the servers' probes are controlled and leave what they saw."""
+    return tmp_path_factory.mktemp("probes")
+
+
+@pytest.fixture
+def accepted(references: References, arrangement: Arrangement) -> list[float]:
+    """What static EAGLE-3 accepts per step, for each request of the streams; asked for as `reference` is."""
+    return references.accepted(arrangement)
+
+
+@pytest.fixture
+def patched(
+    slot: Slot, models: Path, probes: Path, arrangement: Arrangement, reference: dict[str, list[Answer]]
+) -> Iterator[Patched]:
+    """A patched server with radix cache, page size 1 and strict memory checks."""
+    server = slot.use(slot_module.patched(arrangement, models, probes))
+    yield from _checked(Patched(arrangement, server, probes))
+
+
+@pytest.fixture
+def paged(
+    slot: Slot, models: Path, probes: Path, arrangement: Arrangement, reference: dict[str, list[Answer]]
+) -> Iterator[Patched]:
+    """The same with pages of 16 slots, and requests retracted every third step."""
+    wanted = slot_module.patched(
+        arrangement, models, probes, extra=("--page-size", "16"), variables={"SGLANG_TEST_RETRACT": "1"}, name="paged"
+    )
+    yield from _checked(Patched(arrangement, slot.use(wanted), probes))
+
+
+@pytest.fixture
+def tree(
+    slot: Slot, models: Path, probes: Path, arrangement: Arrangement, reference: dict[str, list[Answer]]
+) -> Iterator[Patched]:
+    """A patched v1 server whose draft proposes a tree."""
+    wanted = slot_module.patched(arrangement, models, probes, topk=4, name="tree")
+    yield from _checked(Patched(arrangement, slot.use(wanted), probes))
+
+
+@pytest.fixture
+def wrong(slot: Slot, models: Path, probes: Path, arrangement: Arrangement) -> Iterator[Wanted]:
+    """How to start a patched server, for tests that make it fail; nothing else runs meanwhile."""
+    slot.empty()
+    yield slot_module.patched(arrangement, models, probes, name="wrong")
+    slot.empty()
+
+
+def _checked(patched: Patched) -> Iterator[Patched]:
+    """Never off at the start of a test; healthy, and no step ungated, at its end."""
+    patched.set_policy(-1)
+    yield patched
+    patched.server.assert_healthy()
+    state = patched.state()
+    assert state["ungated"] == 0, state
+    assert state["last_error"] is None, state

@@ -1,0 +1,42 @@
+"""What unpatched servers answer: the tokens and acceptances that patched servers are compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.sglang_cpu.servers import Arrangement
+from tests.sglang_cpu.slot import Slot, Wanted, baseline, static_eagle
+from tests.sglang_cpu.traffic import PARTS, Answer, answers, streams
+
+
+class References:
+    """Asks each server once, and keeps its answers.
+
+    Args:
+        slot: where servers are started.
+        models: folder of the constructed models.
+    """
+
+    def __init__(self, slot: Slot, models: Path) -> None:
+        self._slot = slot
+        self._models = models
+        self._known: dict[Wanted, dict[str, list[Answer]]] = {}
+        self._accepted: dict[Arrangement, list[float]] = {}
+
+    def of(self, arrangement: Arrangement) -> dict[str, list[Answer]]:
+        """A baseline's answers, by part of the traffic."""
+        wanted = baseline(arrangement)
+        if wanted not in self._known:
+            server = self._slot.use(wanted)
+            self._known[wanted] = {part: answers(server.generate_all(make())) for part, make in PARTS.items()}
+            server.assert_healthy()
+        return self._known[wanted]
+
+    def accepted(self, arrangement: Arrangement) -> list[float]:
+        """Static EAGLE-3's mean accepted tokens per step, for each request of the streams."""
+        if arrangement not in self._accepted:
+            server = self._slot.use(static_eagle(arrangement, self._models))
+            replies = server.generate_all(streams())
+            self._accepted[arrangement] = [reply["meta_info"]["spec_accept_length"] for reply in replies]
+            server.assert_healthy()
+        return self._accepted[arrangement]

@@ -1,0 +1,287 @@
+"""Starts one SGLang server on this machine's CPU, talks to it, and stops its whole process group.
+
+A server that has logged a traceback, a failed assertion or a leak is a failed test, whatever its answers were:
+`Server.faults` lists such lines, and the fixtures look after every test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tests.sglang_cpu import environments
+
+Worker = Literal["v1", "v2"]
+Json = dict[str, Any]
+
+START_TIMEOUT_S = 240.0
+REQUEST_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 20.0
+NUM_STEPS = 3
+MAX_RUNNING_REQUESTS = 16
+
+_FAULT = re.compile(
+    "Traceback|AssertionError|[Ll]eak [Dd]etected|memory leak|hit an exception|Segmentation fault"
+    "|specpivot: (gated step|a step of|a decode forward|tensor-parallel)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """A release and the worker class that serves EAGLE in it."""
+
+    release: str
+    worker: Worker
+
+    @property
+    def name(self) -> str:
+        return f"{self.release}-{self.worker}"
+
+    def arguments(self) -> tuple[str, ...]:
+        """The arguments that select this worker."""
+        newer_v1 = self.worker == "v1" and self.release != "0.5.9"
+        return ("--disable-overlap-schedule",) if newer_v1 else ()
+
+    def environment(self) -> Mapping[str, str]:
+        """The variables that select this worker; 0.5.9 runs v1 unless told otherwise."""
+        return {"SGLANG_ENABLE_SPEC_V2": "1"} if (self.release, self.worker) == ("0.5.9", "v2") else {}
+
+
+ARRANGEMENTS = (
+    Arrangement("0.5.9", "v1"),
+    Arrangement("0.5.9", "v2"),
+    Arrangement("0.5.12.post1", "v1"),
+    Arrangement("0.5.12.post1", "v2"),
+    Arrangement("0.5.16", "v2"),
+    Arrangement("0.5.23", "v2"),
+)
+
+
+class Server:
+    """A running server: its address, its log, and the few calls that the tests make."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+        self.name = name
+        self.process = process
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = log
+        self._started_at: int | None = None  # length of the log when it became healthy
+
+    def get(self, path: str) -> Any:
+        return self._call(path, None)
+
+    def post(self, path: str, body: Json) -> Any:
+        return self._call(path, body)
+
+    def _call(self, path: str, body: Json | None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as response:
+            text = response.read()
+        return json.loads(text) if text[:1] in (b"{", b"[") else text.decode()
+
+    def generate(self, **request: Any) -> Any:
+        """One native request, without streaming: an answer, or a list of them for n > 1 or several prompts."""
+        return self.post("/generate", request)
+
+    def generate_all(self, requests: Sequence[Json], at_once: int = MAX_RUNNING_REQUESTS) -> list[Any]:
+        """Many requests, at most `at_once` in flight; answers in the order of the requests."""
+        with ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(lambda request: self.generate(**request), requests))
+
+    def internal_state(self) -> Json:
+        state: Json = self.get("/server_info")["internal_states"][0]
+        return state
+
+    def flush(self) -> None:
+        """Empty the radix cache, once the scheduler is idle."""
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                self.post("/flush_cache", {})
+                return
+            except urllib.error.HTTPError:  # 400 while a request still runs
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def faults(self) -> list[str]:
+        """Lines that no healthy server writes, since the start: a start that fails ends the process instead."""
+        if self._started_at is None:
+            return []
+        return [line for line in self.log_text()[self._started_at :].splitlines() if _FAULT.search(line)]
+
+    def mark_started(self) -> None:
+        """From here on the log must be clean; while it starts, 0.5.23 logs a traceback for a call of its own."""
+        self._started_at = len(self.log_text())
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def healthy(self) -> bool:
+        return self.process.poll() is None and not self.faults()
+
+    def assert_healthy(self) -> None:
+        assert self.process.poll() is None, f"{self.name} ended; its log: {self.log}\n{self._tail()}"
+        faults = self.faults()
+        assert not faults, f"{self.name} logged {len(faults)} fault(s), the first: {faults[0]}\nits log: {self.log}"
+
+    def _tail(self, lines: int = 30) -> str:
+        return "\n".join(self.log_text().splitlines()[-lines:])
+
+
+def baseline_arguments() -> list[str]:
+    """No speculation, and attention by torch itself: a reference that shares no kernel stand-in with the others."""
+    return ["--attention-backend", "torch_native"]
+
+
+def eagle_arguments(models: Path, draft: str = "draft", topk: int = 1) -> list[str]:
+    """EAGLE-3 with three draft steps: a chain for topk 1, else a tree of eight tokens."""
+    return [
+        *("--attention-backend", "triton", "--speculative-algorithm", "EAGLE3"),
+        *("--speculative-draft-model-path", str(models / draft), "--speculative-num-steps", str(NUM_STEPS)),
+        *("--speculative-eagle-topk", str(topk)),
+        *("--speculative-num-draft-tokens", str(NUM_STEPS + 1 if topk == 1 else 8)),
+    ]
+
+
+def command(environment: environments.Environment, models: Path, port: int, module: str) -> list[str]:
+    """The command line of any of the test servers, up to what is special to one."""
+    return [
+        *(str(environment.python), "-m", module, "--model-path", str(models / "target"), "--device", "cpu"),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--disable-cuda-graph"),
+        *("--max-total-tokens", "8192", "--max-running-requests", str(MAX_RUNNING_REQUESTS)),
+        *("--context-length", "1024", "--mem-fraction-static", "0.5", "--skip-server-warmup"),
+        *("--random-seed", "1", "--grammar-backend", "llguidance"),
+        "--sleep-on-idle",  # a spinning idle scheduler would take one of two cores
+    ]
+
+
+def variables(environment: environments.Environment) -> dict[str, str]:
+    """This process's environment, with what makes a server run on a CPU, alone and on one thread."""
+    root = Path(__file__).parents[2]
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SGLANG_", "SPECPIVOT_"))}
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled files in the cached environment halve every later start
+    return kept | {
+        "PYTHONPATH": os.pathsep.join(map(str, (*environment.path, root))),
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "TRITON_INTERPRET": "1",  # before the first import of triton
+        "TORCHDYNAMO_DISABLE": "1",  # compiling needs a C++ compiler and takes minutes
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@contextmanager
+def serve(
+    name: str,
+    release: str,
+    models: Path,
+    logs: Path,
+    arguments: Sequence[str],
+    extra_variables: Mapping[str, str] | None = None,
+    module: str = "sglang.launch_server",
+) -> Iterator[Server]:
+    """Start a server, wait until it is healthy, and stop it at the end.
+
+    Args:
+        module: what `python -m` runs; `patched_worker` for a patched server.
+
+    Raises:
+        AssertionError: it ended or was not healthy in time; the end of its log is in the message.
+    """
+    server = launch(name, release, models, logs, arguments, extra_variables, module)
+    try:
+        _wait_until_healthy(server)
+        yield server
+    finally:
+        stop(server)
+
+
+def launch(
+    name: str,
+    release: str,
+    models: Path,
+    logs: Path,
+    arguments: Sequence[str],
+    extra_variables: Mapping[str, str] | None = None,
+    module: str = "sglang.launch_server",
+) -> Server:
+    """Start a server in a process group of its own and do not wait."""
+    environment = environments.build(release)
+    port = free_port()
+    log = logs / f"{name}.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*command(environment, models, port, module), *arguments],
+            env=variables(environment) | dict(extra_variables or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Server(name, process, port, log)
+
+
+def free_port() -> int:
+    """A port that nothing listens on, low enough for those that SGLang derives from it (10,000 above)."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+def _wait_until_healthy(server: Server) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        server.assert_healthy()
+        try:
+            server.get("/health")
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.5)
+        else:
+            server.mark_started()
+            return
+    raise AssertionError(f"{server.name} was not healthy after {START_TIMEOUT_S:.0f} s; its log: {server.log}")
+
+
+def stop(server: Server) -> None:
+    """End the process group: the scheduler and detokenizer are children that may outlive the launcher."""
+    for sign, patience_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, STOP_TIMEOUT_S)):
+        try:
+            os.killpg(server.process.pid, sign)
+        except ProcessLookupError:
+            break
+        deadline = time.monotonic() + patience_s
+        while _group_lives(server.process) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    server.process.wait(STOP_TIMEOUT_S)
+
+
+def _group_lives(process: subprocess.Popen[bytes]) -> bool:
+    process.poll()  # reap the launcher, or its group never ends
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

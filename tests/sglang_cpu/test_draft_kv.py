@@ -1,0 +1,133 @@
+"""The draft's KV after plain steps, element by element, against that of a fresh prefill of the same tokens.
+
+Greedy tokens cannot show a stale draft: the target corrects every proposal. What is compared is the draft's KV at the
+start of each round of proposals; a row is a function of a token and the target's hidden state before it, so a
+prefill of the same tokens has the same rows.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.sglang_cpu.slot import Patched
+from tests.sglang_cpu.traffic import greedy, prompt
+
+TOLERANCE = 1e-4  # float32 matrix products of another shape
+STREAM_TOKENS = 60
+COMPARED = 8  # states, spread over a request's length
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The draft's KV rows of a request of some length, and the proposals that start from there."""
+
+    length: int
+    rows: NDArray[np.float32]
+    proposed: NDArray[np.int64]
+    probabilities: NDArray[np.float32]
+
+
+def test_draft_kv_is_exact_after_off_steps(patched: Patched) -> None:
+    """Seven plain steps, seven speculative ones, and so on: no row of the draft's KV is stale when it proposes."""
+    patched.probe(force=7)
+
+    tokens, states = _probed_stream(patched)
+
+    assert len(states) >= COMPARED
+    stale, compared = _stale_rows(patched, tokens, states)
+    assert compared > 100
+    assert stale == 0
+
+
+def test_comparison_sees_a_missing_sync(patched: Patched) -> None:
+    """Negative control: with what off steps write to the draft's KV taken back, the same comparison fails."""
+    patched.probe(force=7, sync=False)
+
+    tokens, states = _probed_stream(patched)
+
+    stale, _ = _stale_rows(patched, tokens, states)
+    assert stale > 10
+
+
+def test_radix_hit_on_a_prefix_decoded_while_off(patched: Patched) -> None:
+    """A second turn inherits KV rows that plain steps have written: the target's and the draft's are both right."""
+    patched.server.flush()
+    patched.set_policy(0)
+    first = patched.server.generate(text=prompt(3), rid=_rid(), sampling_params=greedy(STREAM_TOKENS))
+    patched.set_policy(-1)
+    history = _prompt_ids(patched, prompt(3)) + first["output_ids"]
+
+    rid = _rid()
+    second = patched.server.generate(input_ids=history, rid=rid, sampling_params=greedy(12))
+
+    hit = second["meta_info"]["cached_tokens"]
+    assert hit > len(history) - first["meta_info"]["completion_tokens"], "the prefix was not shared"
+    tokens = history + second["output_ids"]
+    stale, _ = _stale_rows(patched, tokens, _states(patched.probes, rid))
+    assert stale == 0
+    patched.server.flush()
+    fresh = patched.server.generate(input_ids=history, sampling_params=greedy(12))
+    assert fresh["output_ids"] == second["output_ids"]
+
+
+def _rid() -> str:
+    return f"probe-{uuid.uuid4().hex}"
+
+
+def _prompt_ids(patched: Patched, text: str) -> list[int]:
+    """The tokens of a text, as the server's tokenizer makes them."""
+    reply = patched.server.generate(text=text, sampling_params=greedy(1), return_logprob=True, logprob_start_len=0)
+    return [entry[1] for entry in reply["meta_info"]["input_token_logprobs"]]
+
+
+def _probed_stream(patched: Patched) -> tuple[list[int], list[State]]:
+    """One probed request among six; its tokens, and its states at every round of proposals."""
+    rid = _rid()
+    requests = [
+        {
+            "text": prompt(i),
+            "rid": rid if i == 0 else _rid().replace("probe", "other"),
+            "sampling_params": greedy(STREAM_TOKENS),
+        }
+        for i in range(6)
+    ]
+    replies = patched.server.generate_all(requests)
+    return _prompt_ids(patched, prompt(0)) + replies[0]["output_ids"], _states(patched.probes, rid)
+
+
+def _states(probes: Path, rid: str) -> list[State]:
+    """What the probe has left, shortest first."""
+    states = []
+    for file in probes.glob(f"{rid}@*.npz"):
+        with np.load(file) as saved:
+            rows = np.concatenate([saved["keys"], saved["values"]], axis=1)
+            states.append(State(_length(file), rows, saved["proposed"], saved["probabilities"]))
+    return sorted(states, key=lambda state: state.length)
+
+
+def _length(file: Path) -> int:
+    match = re.search(r"@(\d+)\.npz$", file.name)
+    assert match is not None
+    return int(match[1])
+
+
+def _stale_rows(patched: Patched, tokens: list[int], states: list[State]) -> tuple[int, int]:
+    """Rows that differ from a fresh prefill's, of how many compared."""
+    patched.set_policy(-1)
+    patched.server.flush()  # or the reference would inherit the rows in question
+    stale = compared = 0
+    for state in states[:: max(1, len(states) // COMPARED)]:
+        rid = _rid()
+        patched.server.generate(input_ids=tokens[: state.length], rid=rid, sampling_params=greedy(3))
+        fresh = _states(patched.probes, rid)[0]
+        assert fresh.length == state.length
+        worst = np.abs(fresh.rows - state.rows).reshape(state.length, -1).max(axis=1)
+        stale += int((worst > TOLERANCE).sum())
+        compared += state.length
+    return stale, compared

@@ -1,0 +1,60 @@
+"""No KV slot is lost by switching: strict checks at every step, and a count after many requests."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tests.sglang_cpu.slot import Patched
+from tests.sglang_cpu.traffic import Answer, answers, differences, greedy, prompt, streams
+
+
+@pytest.mark.parametrize("requests", [500, pytest.param(2000, marks=pytest.mark.only_full)])
+def test_free_slots_after_many_requests(patched: Patched, requests: int) -> None:
+    """After hundreds of requests across the threshold, with forced switches, as many slots are free as before."""
+    patched.server.flush()
+    free = patched.server.internal_state()["probe_free_kv_slots"]
+    numbers = random.Random(requests)
+    batch = [
+        {"text": prompt(numbers.randrange(40)), "sampling_params": greedy(numbers.choice((1, 2, 3, 4, 6, 9)))}
+        for _ in range(requests // 2)
+    ]
+
+    patched.set_policy(4, resume_at=4)
+    crossing = patched.server.generate_all(batch)
+    patched.probe(force=3)
+    forced = patched.server.generate_all(batch)
+
+    assert answers(crossing) == answers(forced)
+    assert "[Mem Check (BUSY)]" in patched.server.log_text()  # they did run
+    patched.server.flush()
+    assert patched.server.internal_state()["probe_free_kv_slots"] == free
+
+
+def test_pages_and_retraction(paged: Patched, reference: dict[str, list[Answer]]) -> None:
+    """Page size 16, and requests retracted every few steps: tokens are the baseline's, slots come back."""
+    paged.server.flush()
+    free = paged.server.internal_state()["probe_free_kv_slots"]
+
+    for gate in ({"force": 3}, {"force": 1}):
+        paged.probe(**gate)
+        replies: list[Any] = paged.server.generate_all(streams())
+        assert differences(answers(replies), reference["streams"]) == []
+
+    assert "etract" in paged.server.log_text()
+    paged.server.flush()
+    assert paged.server.internal_state()["probe_free_kv_slots"] == free
+
+
+def test_tree_of_drafts(tree: Patched, reference: dict[str, list[Answer]]) -> None:
+    """v1 with topk 4: proposals keep their width through plain steps."""
+    tree.probe(force=3)
+
+    replies = tree.server.generate_all(streams())
+
+    assert differences(answers(replies), reference["streams"]) == []
+    state = tree.state()
+    assert state["steps_off"] > 0
+    assert state["steps_on"] > 0

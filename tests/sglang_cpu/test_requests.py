@@ -1,0 +1,105 @@
+"""What a request may carry, and how it may end, while speculation switches in the middle of it."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.sglang_cpu.servers import Arrangement, Json, Server
+from tests.sglang_cpu.slot import Patched
+from tests.sglang_cpu.traffic import PARTS, Answer, answers, differences, greedy, prompt, streams
+
+# upstream's own faults, shown by test_upstream.py: not asked of a patched server either
+BROKEN_UPSTREAM = {"0.5.9-v2": {"logprobs", "penalised"}}
+EXACT = ("logprobs", "biased", "stopped", "several", "grammar")
+
+
+def _parts(arrangement: Arrangement, names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if name not in BROKEN_UPSTREAM.get(arrangement.name, set())]
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [{"force": 3}, {"threshold": 0}, pytest.param({"threshold": 4}, marks=pytest.mark.only_full)],
+    ids=["switching", "off", "crossing"],
+)
+def test_request_features(patched: Patched, reference: dict[str, list[Answer]], gate: dict[str, int]) -> None:
+    """Log-probabilities, bias, stops, n > 1 and grammars, all in the same batches, are the baseline's."""
+    names = _parts(patched.arrangement, EXACT)
+    requests = [(name, request) for name in names for request in PARTS[name]()]
+    if "threshold" in gate:
+        patched.set_policy(gate["threshold"], resume_at=gate["threshold"])
+    else:
+        patched.probe(**gate)
+
+    replies = patched.server.generate_all([request for _, request in requests])
+
+    for name in names:
+        mine = [reply for (part, _), reply in zip(requests, replies, strict=True) if part == name]
+        assert differences(answers(mine), reference[name]) == [], name
+    assert patched.state()["steps_off"] > 0
+
+
+def test_penalties_are_exact_while_off(patched: Patched, reference: dict[str, list[Answer]]) -> None:
+    """Threshold 0: penalties are the baseline's (inside a draft chain upstream relaxes them: test_upstream.py)."""
+    names = _parts(patched.arrangement, ("penalised",))
+    patched.set_policy(0)
+
+    replies = patched.server.generate_all([request for name in names for request in PARTS[name]()])
+
+    assert differences(answers(replies), [answer for name in names for answer in reference[name]]) == []
+
+
+def test_all_finish_in_one_off_step(patched: Patched, reference: dict[str, list[Answer]]) -> None:
+    """A whole batch ends in the same plain step, leaves nothing behind, and the next one starts clean."""
+    patched.set_policy(0)
+    requests = streams()[:8]
+    texts = [request["text"] for request in requests]
+
+    for tokens in (9, 1, 10):
+        replies = patched.server.generate(text=texts, sampling_params=greedy(tokens))
+        assert [reply["meta_info"]["finish_reason"]["type"] for reply in replies] == ["length"] * len(texts)
+        wanted = [answer.tokens[:tokens] for answer in reference["streams"][: len(texts)]]
+        assert [tuple(reply["output_ids"]) for reply in replies] == wanted
+
+    patched.server.flush()
+
+
+def test_abort_one_running_request(patched: Patched, reference: dict[str, list[Answer]]) -> None:
+    """A request aborted between switches ends as aborted; those that run beside it are the baseline's."""
+    patched.probe(force=3)
+    with ThreadPoolExecutor(16) as pool:
+        doomed = _start(pool, patched.server, "doomed", 700)
+        others = [pool.submit(patched.server.generate, **request) for request in streams()[:8]]
+        time.sleep(0.5)
+        patched.server.post("/abort_request", {"rid": "doomed"})
+        aborted = doomed.result()
+        finished = [other.result() for other in others]
+
+    assert aborted["meta_info"]["finish_reason"]["type"] == "abort"
+    assert 0 < len(aborted["output_ids"]) < 700
+    assert differences(answers(finished), reference["streams"][:8]) == []
+
+
+def test_abort_all(patched: Patched) -> None:
+    """Every running request aborted at once, off and on: all slots come back."""
+    patched.server.flush()
+    free = patched.server.internal_state()["probe_free_kv_slots"]
+    for threshold in (0, -1, 3):
+        patched.set_policy(threshold)
+        with ThreadPoolExecutor(6) as pool:
+            doomed = [_start(pool, patched.server, f"doomed-{threshold}-{i}", 700) for i in range(6)]
+            time.sleep(0.7)
+            patched.server.post("/abort_request", {"abort_all": True})
+            replies = [future.result() for future in doomed]
+        assert [reply["meta_info"]["finish_reason"]["type"] for reply in replies] == ["abort"] * 6
+        patched.server.flush()
+        assert patched.server.internal_state()["probe_free_kv_slots"] == free
+
+
+def _start(pool: ThreadPoolExecutor, server: Server, rid: str, tokens: int) -> Future[Any]:
+    request: Json = {"text": prompt(1), "sampling_params": greedy(tokens), "rid": rid}
+    return pool.submit(server.generate, **request)

@@ -1,0 +1,85 @@
+"""Speculation off, on, and back again, against a server that never speculates: token by token."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sglang_cpu.servers import MAX_RUNNING_REQUESTS, Json
+from tests.sglang_cpu.slot import Patched
+from tests.sglang_cpu.traffic import Answer, answers, differences, streams
+
+
+def _window(patched: Patched, before: Json) -> tuple[Json, dict[tuple[int, str], int]]:
+    """Counters since `before`: on, off, switches, and steps by (batch, state)."""
+    after = patched.state()
+    steps = {(row["batch"], row["state"]): row["steps"] for row in after["by_batch"]}
+    for row in before["by_batch"]:
+        steps[row["batch"], row["state"]] -= row["steps"]
+    totals = {name: after[name] - before[name] for name in ("steps_on", "steps_off", "switches")}
+    return totals, {key: count for key, count in steps.items() if count}
+
+
+def test_always_off_equals_the_baseline(patched: Patched, reference: dict[str, list[Answer]]) -> None:
+    """Threshold 0: every decode step is a plain one, and the tokens are the baseline's."""
+    patched.set_policy(0)
+    before = patched.state()
+
+    replies = patched.server.generate_all(streams())
+
+    assert differences(answers(replies), reference["streams"]) == []
+    totals, steps = _window(patched, before)
+    assert totals["steps_on"] == 0
+    assert totals["steps_off"] > 0
+    assert max(batch for batch, _ in steps) == MAX_RUNNING_REQUESTS
+
+
+def test_never_off_is_static_eagle(reference: dict[str, list[Answer]], accepted: list[float], patched: Patched) -> None:
+    """Never disabled: every step speculates; tokens are the baseline's, acceptance is static EAGLE-3's per request."""
+    before = patched.state()
+
+    replies = patched.server.generate_all(streams())
+
+    assert differences(answers(replies), reference["streams"]) == []
+    assert [reply["meta_info"]["spec_accept_length"] for reply in replies] == accepted
+    totals, _ = _window(patched, before)
+    assert (totals["steps_off"], totals["switches"]) == (0, 0)
+
+
+@pytest.mark.parametrize("threshold", [4, pytest.param(9, marks=pytest.mark.only_full)])
+def test_crossing_the_threshold(patched: Patched, reference: dict[str, list[Answer]], threshold: int) -> None:
+    """Streams of mixed length join and leave: steps above the threshold are plain, the others speculate."""
+    patched.set_policy(threshold, resume_at=threshold)
+    before = patched.state()
+
+    replies = patched.server.generate_all(streams())
+
+    assert differences(answers(replies), reference["streams"]) == []
+    _, steps = _window(patched, before)
+    assert {state for batch, state in steps if batch > threshold} == {"off"}
+    assert {state for batch, state in steps if batch <= threshold} == {"on"}
+
+
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.only_full)])
+def test_switching_every_few_steps(patched: Patched, reference: dict[str, list[Answer]], every: int) -> None:
+    """Forced switches in the middle of every request: they leave no trace in the tokens."""
+    patched.probe(force=every)
+    before = patched.state()
+
+    replies = patched.server.generate_all(streams())
+
+    assert differences(answers(replies), reference["streams"]) == []
+    totals, _ = _window(patched, before)
+    assert totals["switches"] >= 12
+    assert abs(totals["steps_on"] - totals["steps_off"]) <= every + 1
+
+
+def test_hovering_around_the_threshold(patched: Patched, reference: dict[str, list[Answer]]) -> None:
+    """Few streams at once, so that the batch crosses a threshold again and again."""
+    patched.set_policy(3, resume_at=3)
+    before = patched.state()
+
+    replies = patched.server.generate_all(streams(), at_once=4)
+
+    assert differences(answers(replies), reference["streams"]) == []
+    totals, _ = _window(patched, before)
+    assert totals["switches"] >= 8
