@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from harness.checks import judge
 from harness.config import SweepConfig
@@ -24,6 +25,8 @@ from harness.workload import WorkloadPlan
 from patched_worker.policy import NEVER_DISABLE, Policy
 
 IDLE_TIMEOUT_S = 60.0
+WARM_UP_S = 2.0  # of load per level, before the first point
+WARM_UP_REPEAT = 0  # whose requests no point sends
 GENERATED = "sglang:generation_tokens_total"
 
 
@@ -78,6 +81,23 @@ class Bench:
         row = self._measured(server, key, policy, on_progress)
         self.writer.put_row(row)
         return row
+
+    def warm_up(self, server: Server) -> None:
+        """Serve every load once, unmeasured, then freeze the garbage collector.
+
+        A kernel is loaded when a batch first needs it, and a full collection in SGLang's processes stops all streams
+        for up to half a second; either would fall into whichever point comes first. /freeze_gc is SGLang's remedy.
+        """
+        always, never = Policy.from_threshold(None), Policy.from_threshold(0)
+        for policy in (never, always) if server.patched else (None,):
+            for level in sorted(self.config.concurrency, reverse=True):
+                if self.stop.is_set() or self._prepare(server, policy):
+                    return
+                key = PointKey(server.plan.variants[0], level, WARM_UP_REPEAT)
+                plan = replace(self._load_plan(server, key), warmup_s=WARM_UP_S / 2, duration_s=WARM_UP_S / 2)
+                requests = self.workload.requests(level, WARM_UP_REPEAT)
+                run_closed_loop(plan, requests, key, 0, lambda records: None, None, self.stop)
+        server.endpoint.freeze_gc()
 
     def _measured(
         self, server: Server, key: PointKey, policy: Policy | None, on_progress: Callable[[float], None] | None
@@ -154,9 +174,10 @@ class Bench:
         if before.identity != after.identity or before.identity != server.identity:
             unproven = unproven or "another server answers at this address"
         unproven = unproven or wrong_worker(self.config.worker, server.record.worker)
+        client = replace(result.client, lag_p99_s=result.client.lag_p99_s * scale)
         judgement = judge(
             metrics,
-            result.client,
+            client,
             key.concurrency,
             workers=result.workers,
             interrupted=result.interrupted,
@@ -167,11 +188,11 @@ class Bench:
         if steps is not None:
             figures["accept_len"] = steps.accept_len  # requests cannot tell plain steps from verify steps
         generated = None if before.generated is None or after.generated is None else after.generated - before.generated
-        return msgspec.structs.replace(
+        return replace(
             self._row(server, key, policy, judgement.status, judgement.verdict),
             flags=judgement.flags,
-            client_lag_p99_s=result.client.lag_p99_s,
-            client_cpu=result.client.cpu,
+            client_lag_p99_s=client.lag_p99_s,
+            client_cpu=client.cpu,
             steps_on=steps.on if steps else None,
             steps_off=steps.off if steps else None,
             switches=steps.switches if steps else None,
@@ -222,7 +243,7 @@ def stretched(record: RequestRecord, scale: float) -> RequestRecord:
     """A record on the simulated clock, on which `scale` seconds pass per second of ours."""
     if scale == 1.0:
         return record
-    return msgspec.structs.replace(
+    return replace(
         record,
         start_s=record.start_s * scale,
         end_s=record.end_s * scale,

@@ -57,6 +57,7 @@ def sweep(
     min_dwell: Annotated[int | None, typer.Option(help="decode steps off before `dynamic` may resume")] = None,
     input_tokens: Annotated[int | None, typer.Option(help="prompt tokens per request")] = None,
     output_tokens: Annotated[int | None, typer.Option(help="generated tokens per request")] = None,
+    random_range_ratio: Annotated[float | None, typer.Option(help="spread of random lengths; 0 is exact")] = None,
     dataset: Annotated[str | None, typer.Option(help="random, or a dataset file")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="random token ids stay below it")] = None,
     api: Annotated[str | None, typer.Option(help="generate, completions or chat")] = None,

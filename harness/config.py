@@ -31,6 +31,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         duration_s, warmup_s: the measuring window of a point, and the load before it that is not counted.
         threshold, resume_at, min_dwell: the policy of `dynamic`.
         input_tokens, output_tokens: lengths of a request, exact for random prompts.
+        random_range_ratio: random lengths are uniform in [mean * (1 - ratio), mean * (1 + ratio)]; 0 is exact.
         vocab_size: random token ids stay below it; one above the model's own makes SGLang crash.
         sim: preset of simulated servers; time_scale simulated seconds pass per second.
         attach: variant to URL of a running server.
@@ -50,6 +51,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     min_dwell: int | None = None
     input_tokens: int = 128
     output_tokens: int = 128
+    random_range_ratio: float = 0.0
     dataset: str = "random"
     vocab_size: int = 32000
     api: Literal["generate", "completions", "chat"] = "generate"
@@ -148,6 +150,7 @@ _COMPLAINTS: dict[str, Callable[[SweepConfig], bool]] = {
     "time_scale: give a number above 0": lambda c: not _is_length(c.time_scale),
     "input_tokens and output_tokens: give 1 or more": lambda c: min(c.input_tokens, c.output_tokens) < 1,
     "vocab_size: give 16 or more": lambda c: c.vocab_size < 16,
+    "random_range_ratio: give a number from 0 to below 1": lambda c: not 0 <= c.random_range_ratio < 1,
     "tp: give 1 or more GPUs": lambda c: c.tp < 1,
     "give only one of --sim, --attach and --model": lambda c: (
         sum((c.sim is not None, bool(c.attach), c.model is not None)) > 1

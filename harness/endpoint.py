@@ -90,6 +90,14 @@ class Endpoint:
             return False
         return True
 
+    def freeze_gc(self) -> bool:
+        """Let SGLang's processes stop collecting what is there by now; False where the server lacks it."""
+        try:
+            self._request("/freeze_gc", method="POST", admin=True)
+        except (OSError, ValueError):
+            return False
+        return True
+
     def set_policy(self, policy: Policy) -> dict[str, Any]:
         """Set the switching policy of a patched server and read it back.
 

@@ -218,6 +218,7 @@ class Workload(msgspec.Struct, frozen=True):
     seed: int
     sha256: str
     api: str = "generate"
+    range_ratio: float | None = None  # half the width of random lengths, as a share of their mean
 
 
 class Settings(msgspec.Struct, frozen=True):

@@ -95,14 +95,12 @@ def run_sweep(
     Raises:
         UserError: bad input, or no server could be had.
     """
-    workload = workload_of(config)
-    with RunWriter.resume(out) if resume else RunWriter.create(out, new_manifest(config, command)) as writer:
-        attempts = _attempts(out, writer.rows)
-        with interruptible() as stop:
-            for phase in _phases(config):
-                if not stop.is_set():
-                    _run_phase(config, phase, Bench(config, writer, {}, workload, attempts, stop), reporter, keys)
-            return _outcome(writer, stop.is_set())
+    run = RunWriter.resume(out) if resume else RunWriter.create(out, new_manifest(config, command))
+    with run as writer, interruptible() as stop:
+        for phase in _phases(config):
+            if not stop.is_set():
+                _run_phase(config, phase, writer, reporter, keys, stop)
+        return _outcome(writer, stop.is_set())
 
 
 def workload_of(config: SweepConfig) -> WorkloadPlan:
@@ -111,6 +109,7 @@ def workload_of(config: SweepConfig) -> WorkloadPlan:
         dataset=config.dataset,
         input_tokens=config.input_tokens,
         output_tokens=config.output_tokens,
+        range_ratio=config.random_range_ratio,
         seed=config.seed,
         api=config.api,
         vocab_size=config.vocab_size,
@@ -168,20 +167,20 @@ def _order(variants: Sequence[Variant], concurrency: Sequence[int], repeats: Seq
             turn += 1
 
 
-def _run_phase(config: SweepConfig, phase: Phase, bench: Bench, reporter: Reporter, keys: Keys) -> None:
+def _run_phase(
+    config: SweepConfig, phase: Phase, writer: RunWriter, reporter: Reporter, keys: Keys, stop: threading.Event
+) -> None:
     plans, repeats = phase
     variants = [variant for plan in plans for variant in plan.variants]
-    finished = {row.key for row in bench.writer.rows if row.usable}
+    finished = {row.key for row in writer.rows if row.usable}
     todo = [key for key in _order(variants, config.concurrency, repeats) if key not in finished]
     if not todo:
         return
-    with _servers(config, plans, bench, reporter, keys) as found:
-        bench.servers = _players(found)
-        _record_servers(config, bench.writer, found, reporter)
+    with opened(config, plans, writer, workload_of(config), reporter, keys, stop) as bench:
         todo = [key for key in todo if key.variant in bench.servers]
         reporter.plan(len(todo), len(todo) * point_seconds(config))
         for key in todo:
-            if bench.stop.is_set():
+            if stop.is_set():
                 return
             reporter.row(bench.measure(key, policy_of(key.variant, config), _progress(reporter, key)))
 
@@ -196,7 +195,7 @@ def opened(
     keys: Keys,
     stop: threading.Event,
 ) -> Iterator[Bench]:
-    """Servers up, proven and written down, ready to measure any points: what the tuner works on.
+    """Servers up, proven, written down and warm, ready to measure any points.
 
     Raises:
         UserError: a server that every point needs could not be had.
@@ -205,6 +204,10 @@ def opened(
     with _servers(config, plans, bench, reporter, keys) as found:
         bench.servers = _players(found)
         _record_servers(config, writer, found, reporter)
+        for server in found.values():
+            if isinstance(server, Server) and not server.simulation:
+                reporter.say(f"warming up {server.plan.name}")
+                bench.warm_up(server)
         yield bench
 
 

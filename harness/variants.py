@@ -140,7 +140,8 @@ def _simulated(config: SweepConfig, plan: ServerPlan) -> ServerPlan:
 
 def _sglang(config: SweepConfig, plan: ServerPlan) -> ServerPlan:
     patched = is_patched(plan.variants)
-    tokens = config.max_concurrency * (config.input_tokens + config.output_tokens + KV_SLACK_TOKENS)
+    longest = round((config.input_tokens + config.output_tokens) * (1 + config.random_range_ratio))
+    tokens = config.max_concurrency * (longest + KV_SLACK_TOKENS)
     command = [sys.executable, "-m", "patched_worker" if patched else "sglang.launch_server"]
     command += ["--model-path", str(config.model), "--tp", str(config.tp), "--host", "127.0.0.1"]
     command += ["--max-running-requests", str(config.max_concurrency), "--max-total-tokens", str(tokens)]

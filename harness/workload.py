@@ -41,6 +41,8 @@ class WorkloadPlan(msgspec.Struct, frozen=True):
         dataset: "random", or a file that harness.datasets reads.
         input_tokens: length of a random prompt; in words for a chat.
         output_tokens: length of the answer, where the data set does not bound it itself.
+        range_ratio: random lengths are uniform in [mean * (1 - range_ratio), mean * (1 + range_ratio)]. Equal lengths
+            (0) let a closed loop fall into step: all requests end together, or none do, and throughput hangs on which.
         vocab_size: random ids stay below it.
         ignore_eos: the server must generate exactly output_tokens.
         sampling: sampling parameters beyond those, as the API names them.
@@ -50,6 +52,7 @@ class WorkloadPlan(msgspec.Struct, frozen=True):
     dataset: str = "random"
     input_tokens: int = 128
     output_tokens: int = 128
+    range_ratio: float = 0.0
     seed: int = 0
     api: Api = "generate"
     model: str = "default"
@@ -78,18 +81,33 @@ class WorkloadPlan(msgspec.Struct, frozen=True):
             dataset=self.dataset,
             input_tokens=self.input_tokens if self.dataset == "random" else None,
             output_tokens=self.output_tokens,
+            range_ratio=self.range_ratio if self.dataset == "random" else None,
             seed=self.seed,
             sha256=digest.hexdigest(),
             api=self.api,
         )
 
+    def lengths(self, concurrency: int, repeat: int) -> Iterator[tuple[int, int]]:
+        """(prompt tokens, output tokens) of each request of a random point, in order."""
+        return (self._lengths(f"{self.seed}/{concurrency}/{repeat}/{index}") for index in count())
+
+    def _lengths(self, salt: str) -> tuple[int, int]:
+        if not self.range_ratio:
+            return self.input_tokens, self.output_tokens
+        bounds = [
+            (max(1, round(mean * (1 - self.range_ratio))), round(mean * (1 + self.range_ratio)))
+            for mean in (self.input_tokens, self.output_tokens)
+        ]
+        (prompt,), (output,) = (_draw(f"{salt}/{i}", 1, low, high + 1) for i, (low, high) in enumerate(bounds))
+        return prompt, output
+
     def _random(self, salt: str) -> Iterator[PlannedRequest]:
         for index in count():
+            prompt_tokens, output_tokens = self._lengths(f"{salt}/{index}")
             if self.api == "chat":
-                yield self._planned(index, _random_text(f"{salt}/{index}", self.input_tokens), self.output_tokens)
+                yield self._planned(index, _random_text(f"{salt}/{index}", prompt_tokens), output_tokens)
             else:
-                ids = draw_ids(self, f"{salt}/{index}", self.input_tokens)
-                yield self._planned(index, ids, self.output_tokens)
+                yield self._planned(index, draw_ids(self, f"{salt}/{index}", prompt_tokens), output_tokens)
 
     def _from_file(self, salt: str) -> Iterator[PlannedRequest]:
         tokenizer = tokenizer_of(self.tokenizer) if self.tokenizer and self.api != "chat" else None

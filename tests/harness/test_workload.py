@@ -66,3 +66,15 @@ def test_openai_bodies_ask_for_usage_in_every_chunk() -> None:
     body = msgspec.json.decode(chat.body)
     assert len(body["messages"][0]["content"].split()) == 6
     assert (body["model"], body["max_tokens"], body["top_p"], chat.prompt_tokens) == ("m", 128, 0.5, None)
+
+
+def test_random_lengths_spread_around_their_mean() -> None:
+    """With a range ratio lengths vary inside it, keep their mean, and are what the bodies ask for."""
+    plan = WorkloadPlan(input_tokens=64, output_tokens=100, range_ratio=0.5, seed=3)
+    planned = list(islice(plan.requests(8, 1), 400))
+    lengths = [(p.prompt_tokens, p.output_tokens) for p in planned]
+    assert lengths == list(islice(plan.lengths(8, 1), 400))
+    outputs = [output for _, output in lengths]
+    assert (min(outputs), max(outputs)) == (50, 150)
+    assert abs(sum(outputs) / 400 - 100) < 5
+    assert {len(msgspec.json.decode(p.body)["input_ids"]) for p in planned} <= set(range(32, 97))

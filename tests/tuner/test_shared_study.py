@@ -6,7 +6,6 @@ Everything is real but the servers, which are simulated and slow on purpose, so 
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -117,7 +116,8 @@ def test_two_tuners_over_grpc(tmp_path: Path) -> None:
     port = free_port()
     serve = (
         "import sys, optuna; from optuna.storages.journal import JournalFileBackend as B;"
-        "optuna.storages.run_grpc_proxy_server(optuna.storages.JournalStorage(B(sys.argv[1])), host='127.0.0.1', port=int(sys.argv[2]))"
+        "storage = optuna.storages.JournalStorage(B(sys.argv[1]));"
+        "optuna.storages.run_grpc_proxy_server(storage, host='127.0.0.1', port=int(sys.argv[2]))"
     )
     with running([sys.executable, "-W", "ignore", "-c", serve, str(tmp_path / "journal"), str(port)], port):
         outcomes = tune_twice(f"grpc://127.0.0.1:{port}", tmp_path)
