@@ -21,6 +21,7 @@ from harness.proof import Steps, contradiction, identity, steps_between, wrong_w
 from harness.records import LevelRow, PointKey, RequestRecord, Status, Variant
 from harness.runfolder import RunWriter
 from harness.servers import Server
+from harness.telemetry import GpuSampler
 from harness.workload import WorkloadPlan
 from patched_worker.policy import NEVER_DISABLE, Policy
 
@@ -114,17 +115,19 @@ class Bench:
             records.extend(scaled)
             self.writer.add_requests(scaled)
 
-        result = run_closed_loop(
-            self._load_plan(server, key),
-            self.workload.requests(key.concurrency, key.repeat),
-            key,
-            self.attempts[key],
-            keep,
-            on_progress,
-            self.stop,
-        )
+        with GpuSampler() as gpu:
+            result = run_closed_loop(
+                self._load_plan(server, key),
+                self.workload.requests(key.concurrency, key.repeat),
+                key,
+                self.attempts[key],
+                keep,
+                on_progress,
+                self.stop,
+            )
         after = read(server)
-        return self._judged(server, key, set_policy, records, result, before, after)
+        row = self._judged(server, key, set_policy, records, result, before, after)
+        return row if server.simulation else with_gpu(row, gpu, result)
 
     def _prepare(self, server: Server, policy: Policy | None) -> str | None:
         """Make the server ready for a point; the verdict when it cannot be."""
@@ -215,6 +218,20 @@ class Bench:
             resume_at=policy.resume_at if policy else None,
             min_dwell=policy.min_dwell if policy else None,
         )
+
+
+def with_gpu(row: LevelRow, gpu: GpuSampler, result: LoadResult) -> LevelRow:
+    """The row with what this machine's GPUs did in the window; as it is where there are none."""
+    figures = gpu.figures(result.zero_s + result.window_start_s, result.zero_s + result.window_end_s)
+    if figures is None:
+        return row
+    return msgspec.structs.replace(
+        row,
+        gpu_power_w=figures.power_w,
+        gpu_utilisation=figures.utilisation,
+        gpu_sm_clock_mhz=figures.sm_clock_mhz,
+        flags=f"{row.flags} gpu_throttled".strip() if figures.throttled else row.flags,
+    )
 
 
 def read(server: Server) -> Reading:

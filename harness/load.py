@@ -48,6 +48,7 @@ class LoadResult(msgspec.Struct, frozen=True):
 
     Attributes:
         window_start_s, window_end_s: the measuring window on the point's clock; cut short where it was interrupted.
+        zero_s: the point clock's zero on the monotonic clock; 0 where it never started.
         client: the worst of the client processes, each in its own figure.
         workers: how many there were.
         interrupted: stopped before its end.
@@ -58,6 +59,7 @@ class LoadResult(msgspec.Struct, frozen=True):
 
     window_start_s: float
     window_end_s: float
+    zero_s: float = 0.0
     client: ClientStats = ClientStats()
     workers: int = 1
     interrupted: bool = False
@@ -242,6 +244,7 @@ class _Point:
         return LoadResult(
             window_start_s=start_s,
             window_end_s=end_s,
+            zero_s=self._zero_s or 0.0,
             client=_worst([finished.stats for finished in done]),
             workers=len(self.workers),
             interrupted=self._stopped_s is not None,

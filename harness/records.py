@@ -157,6 +157,9 @@ class LevelRow(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
     server_tokens: int | None = None  # /metrics delta over the point
     worker_tokens: int | None = None  # by_batch delta over the point
+    gpu_power_w: float | None = None  # all GPUs of this machine, mean over the window
+    gpu_utilisation: float | None = None  # of the busiest, 0 to 1
+    gpu_sm_clock_mhz: float | None = None  # of the busiest
 
     @property
     def key(self) -> PointKey:
