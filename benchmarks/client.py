@@ -134,9 +134,12 @@ def aiperf(case: Case, command: str, tokenizer: str) -> list[str]:
 def guidellm(case: Case, command: str, tokenizer: str) -> list[str]:
     return [
         *shlex.split(command),
-        *("benchmark", "run", "--target", case.url, "--profile", f"kind=concurrent,streams={case.concurrency}"),
-        *("--max-requests", str(case.requests), "--processor", tokenizer, "--output-path", str(case.out)),
-        *("--data", f"prompt_tokens={INPUT_TOKENS},output_tokens={OUTPUT_TOKENS}", "--disable-progress"),
+        *("run", "--backend", f"kind=openai_http,target={case.url}"),
+        *("--profile", f"kind=concurrent,streams={case.concurrency}"),
+        *("--constraint", f"kind=max_requests,count={case.requests}"),
+        *("--tokenizer", f"kind=hf_auto,model={tokenizer}", "--output", f"kind=json,path={case.out}"),
+        *("--data", f"kind=synthetic_text,prompt_tokens={INPUT_TOKENS},output_tokens={OUTPUT_TOKENS}"),
+        "--disable-console",
     ]
 
 

@@ -37,6 +37,7 @@ _ANSWERS: dict[str, bytes] = {
     "/get_server_info": b'{"internal_states":[{}]}',
     "/model_info": b'{"model_path":"mock"}',
 }
+_DEFAULT_TOKENS = 128
 _API_OF_PATH: dict[str, Api] = {path: api for api, path in API_PATHS.items()}
 
 
@@ -230,10 +231,12 @@ def _ask(path: str, body: bytes) -> tuple[str, Ask] | None:
         return None
     asked = msgspec.json.decode(body)
     if api == "generate":
-        prompt = asked.get("input_ids") or asked["text"].split()
-        return mode, Ask(api, len(prompt), asked["sampling_params"]["max_new_tokens"])
-    prompt = asked.get("prompt") or " ".join(str(message["content"]) for message in asked["messages"])
-    return mode, Ask(api, len(prompt.split() if isinstance(prompt, str) else prompt), asked["max_tokens"])
+        prompt = asked.get("input_ids") or asked["text"]
+        limit = asked["sampling_params"]["max_new_tokens"]
+    else:
+        prompt = asked.get("prompt") or " ".join(str(message["content"]) for message in asked["messages"])
+        limit = asked.get("max_tokens") or asked.get("max_completion_tokens") or _DEFAULT_TOKENS
+    return mode, Ask(api, len(prompt.split() if isinstance(prompt, str) else prompt), limit)
 
 
 def _content_length(head: bytes) -> int:
