@@ -136,7 +136,7 @@ def _limits(arguments: dict[str, object], top: int, measured: Measured) -> Limit
         value = arguments.get(name)
         return int(value) if isinstance(value, int | float) and value > 0 else default
 
-    tokens = top * (measured.input_tokens + measured.output_tokens)
+    tokens = round(top * (measured.input_tokens + measured.output_tokens) * (1 + measured.range_ratio))
     return Limits(
         max_running_requests=max(number("max_running_requests", top), top),
         max_total_num_tokens=max(number("max_total_num_tokens", tokens), tokens),

@@ -19,7 +19,7 @@ from harness.sim.steptime import StepTable, TaxTable
 ROUNDS, FULL_STEPS = 12, 5
 ACCEPTED = 0.15  # of throughput, on average over the small steps: beyond it the engine is no model of what was measured
 # Per simulated point; where acceptance is drawn, more of them, so that it averages out at C = 1.
-PLAIN_REQUESTS, DRAWN_REQUESTS = 64, 320
+PLAIN_REQUESTS, DRAWN_REQUESTS = 200, 320
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -144,7 +144,14 @@ def _tables(fit: Fit, prefill: StepTable) -> ServerTables:
 def simulated(preset: Preset, variant: Variant, level: int, measured: Measured, seed: int) -> ClosedLoopResult:
     """One point of the closed loop that was measured, on the virtual clock."""
     requests = DRAWN_REQUESTS if variant == "eagle3" else PLAIN_REQUESTS
-    lengths = measured.input_tokens, measured.output_tokens
     return simulate_closed_loop(
-        preset, variant, level, *lengths, seed=seed, min_requests=requests, spread_s=measured.spread_s
+        preset,
+        variant,
+        level,
+        measured.input_tokens,
+        measured.output_tokens,
+        seed=seed,
+        min_requests=requests,
+        spread_s=measured.spread_s,
+        range_ratio=measured.range_ratio,
     )

@@ -89,6 +89,7 @@ def simulate_closed_loop(
     duration_s: float | None = None,
     min_requests: int = MIN_WINDOW_REQUESTS,
     spread_s: float = SPREAD_S,
+    range_ratio: float = 0.0,
     noise: Noise = NO_NOISE,
 ) -> ClosedLoopResult:
     """Run one point on the virtual clock.
@@ -104,13 +105,14 @@ def simulate_closed_loop(
         min_requests: the fewest requests that such a window spans.
         spread_s: simulated seconds over which the users start. With answers of equal length it matters for long: users
             who start together stay together, and a server prefills them in one batch.
+        range_ratio: half the width of the requests' lengths, as a share of their mean (see harness.workload).
         noise: how step times scatter.
 
     Raises:
         UserError: the requests never fit the preset's limits.
     """
     engine = make_engine(preset, variant, policy, seed, noise)
-    users = _Users(engine, concurrency, input_tokens, output_tokens, spread_s)
+    users = _Users(engine, concurrency, (input_tokens, output_tokens), spread_s, range_ratio, seed)
     users.run_until(None, 2 * spread_s)
     users.run_until(max(WARMUP_ROUNDS * concurrency, MIN_WARMUP_REQUESTS), None)
     before = _reading(engine)
@@ -124,10 +126,17 @@ class _Users:
     """C users in a closed loop around an engine."""
 
     def __init__(
-        self, engine: Engine, concurrency: int, input_tokens: int, output_tokens: int, spread_s: float = 0.0
+        self,
+        engine: Engine,
+        concurrency: int,
+        lengths: tuple[int, int],
+        spread_s: float = 0.0,
+        range_ratio: float = 0.0,
+        seed: int = 0,
     ) -> None:
         self._engine = engine
-        self._lengths = input_tokens, output_tokens
+        self._rng = np.random.default_rng(seed)
+        self._bounds = [(max(1, round(mean * (1 - range_ratio))), round(mean * (1 + range_ratio))) for mean in lengths]
         self._ids = count()
         self.gaps: list[tuple[float, int]] = []  # between chunks in seconds, and how many answers saw it
         self._last_s: dict[str, float] = {}  # end of the last step of each kind
@@ -166,7 +175,8 @@ class _Users:
             self._send(self._starts.popleft())
 
     def _send(self, at_s: float) -> None:
-        self._engine.submit(Request(str(next(self._ids)), *self._lengths, sent_s=at_s))
+        prompt, output = (low if low == high else int(self._rng.integers(low, high + 1)) for low, high in self._bounds)
+        self._engine.submit(Request(str(next(self._ids)), prompt, output, sent_s=at_s))
 
 
 class _Reading(msgspec.Struct, frozen=True):
