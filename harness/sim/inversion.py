@@ -99,14 +99,27 @@ def _nearer(
     }
     late_s = points[lowest].ttft_p50_s - results[lowest].ttft_p50_s
     prefill_s = fit.prefill_s * _factor(1 + late_s / fit.prefill_s, gain)
-    waits = [math.fsum(point.ttft_p50_s for point in of.values()) / len(of) for of in (points, results)]
-    token_s = fit.token_s * _factor(waits[0] / waits[1], gain)
+    token_s = fit.token_s * _factor(_token_ratio(fit, points, results), gain)
     mean_len = fit.mean_len
     if variant == "eagle3":
         lengths = [(points[level].accept_len, results[level].accept_len) for level in points]
         ratios = [seen / simulated for seen, simulated in lengths if seen is not None and simulated is not None]
         mean_len = min(max(mean_len * _factor(_geometric_mean(ratios), gain), 1.0), num_steps + 1.0)
     return Fit(decode, prefill_s, token_s, mean_len)
+
+
+def _token_ratio(fit: Fit, points: dict[int, Point], results: dict[int, ClosedLoopResult]) -> float:
+    """By what to change a prefill's cost per token.
+
+    At the two highest loads, where prefills are largest, it answers for the time by which requests are too fast.
+    """
+    missing_s = token_s = 0.0
+    for level in sorted(points)[-2:]:
+        result = results[level]
+        surplus = result.output_tok_per_s / points[level].output_tok_per_s - 1
+        missing_s += surplus * result.duration_s / result.requests
+        token_s += max(result.prefill_s - result.prefills * fit.prefill_s, 0.0) / result.requests
+    return 1 + missing_s / token_s if token_s > 0 else 1.0
 
 
 def _geometric_mean(ratios: Sequence[float]) -> float:

@@ -33,7 +33,7 @@ class ClosedLoopResult(msgspec.Struct, frozen=True):
     Attributes:
         gap_p50_s: median time between two chunks of one answer.
         decode_batch_mean: mean decode batch over decode steps.
-        decode_s: the part of duration_s spent in decode steps.
+        decode_s, prefill_s: the parts of duration_s spent in decode steps and in `prefills` prefills.
         accept_len: tokens per verify step, over steps that speculated; None where none did.
         requests: finished inside the window.
     """
@@ -49,6 +49,8 @@ class ClosedLoopResult(msgspec.Struct, frozen=True):
     accept_len: float | None
     duration_s: float
     decode_s: float
+    prefill_s: float
+    prefills: int
     requests: int
     steps_on: int
     steps_off: int
@@ -190,6 +192,8 @@ class _Reading(msgspec.Struct, frozen=True):
     requests_on: int
     requests_all: int
     decode_s: float
+    prefill_s: float
+    prefills: int
 
 
 def _reading(engine: Engine) -> _Reading:
@@ -204,6 +208,8 @@ def _reading(engine: Engine) -> _Reading:
         sum(batch * count.steps for batch, count in on),
         sum(batch * count.steps for (batch, _), count in counters.by_batch.items()),
         sum(count.seconds for count in counters.by_batch.values()),
+        counters.prefill_s,
+        counters.prefills,
     )
 
 
@@ -236,6 +242,8 @@ def _result(
         accept_len=(after.tokens_on - before.tokens_on) / verifies if verifies else None,
         duration_s=duration_s,
         decode_s=after.decode_s - before.decode_s,
+        prefill_s=after.prefill_s - before.prefill_s,
+        prefills=after.prefills - before.prefills,
         requests=len(finished),
         steps_on=steps_on,
         steps_off=steps_off,

@@ -100,12 +100,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inversion, "DRAWN_REQUESTS", 40)
 
 
-def test_round_trip_predicts_unseen_concurrencies(tmp_path: Path) -> None:
+def test_round_trip_predicts_unseen_concurrencies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From C = 1, 4, 16 of a known world, the other C are predicted within 4 percent, tax included."""
+    monkeypatch.setattr(inversion, "PLAIN_REQUESTS", 100)
+    monkeypatch.setattr(inversion, "DRAWN_REQUESTS", 160)
     truth = msgspec.structs.replace(
         world(), patched=msgspec.structs.replace(world().patched, off_tax=TaxTable((1, 16), (0.1, 0.05)))
     )
-    run = write_run(tmp_path / "run", truth, sorted((*CALIBRATED, *HELD_OUT)), range_ratio=0.5, requests=400)
+    run = write_run(tmp_path / "run", truth, sorted((*CALIBRATED, *HELD_OUT)), range_ratio=0.5, requests=250)
     preset = make_preset([run], CALIBRATED, "round-trip")
     errors = prediction_errors(preset, read_measured([run]))
     assert {level for _, level in errors} == set(HELD_OUT)
