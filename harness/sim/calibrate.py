@@ -4,9 +4,10 @@
 
 No column of levels.csv is a step time: prefill, queueing and a batch below C lie between. So the engine itself is
 inverted. It runs the same closed loop on the virtual clock, and its tables are changed until it agrees at the chosen
-concurrencies: decode steps until the median gap between chunks does, prefill until time to first token does, the
-draft until accept length does. Throughput is not fitted: it follows, at these points as at the others, which stay
-unseen. (Fitting it too would put on step times what is owed to which users happen to share a prefill.)
+concurrencies: decode steps until the median gap between chunks does, a prefill's fixed cost until time to first token
+at the lowest does, its cost per token until throughput at the two highest does, the draft until accept length does.
+Throughput elsewhere is not fitted: it follows, as at the concurrencies that stay unseen. (Fitting it by step times
+would put on them what is owed to which users happen to share a prefill.)
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def _limits(arguments: dict[str, object], top: int, measured: Measured) -> Limit
         value = arguments.get(name)
         return int(value) if isinstance(value, int | float) and value > 0 else default
 
-    tokens = top * (measured.input_tokens + measured.output_tokens)
+    tokens = round(top * (measured.input_tokens + measured.output_tokens) * (1 + measured.range_ratio))
     return Limits(
         max_running_requests=max(number("max_running_requests", top), top),
         max_total_num_tokens=max(number("max_total_num_tokens", tokens), tokens),

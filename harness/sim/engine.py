@@ -192,6 +192,7 @@ class Engine:
         self._verified = np.append(self._verified, none_yet)
         self._accepted_drafts = np.append(self._accepted_drafts, none_yet)
         self.counters.prefills += 1
+        self.counters.prefill_s += end_s - start_s
         self.counters.prompt_tokens += tokens
         self.counters.output_tokens += len(first)
         return Step("prefill", start_s, end_s, 0, first, np.ones(len(first), np.int64), self._finish())

@@ -19,7 +19,7 @@ from harness.sim.steptime import StepTable, TaxTable
 ROUNDS, FULL_STEPS = 12, 5
 ACCEPTED = 0.15  # of throughput, on average over the small steps: beyond it the engine is no model of what was measured
 # Per simulated point; where acceptance is drawn, more of them, so that it averages out at C = 1.
-PLAIN_REQUESTS, DRAWN_REQUESTS = 64, 320
+PLAIN_REQUESTS, DRAWN_REQUESTS = 200, 320
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -99,14 +99,27 @@ def _nearer(
     }
     late_s = points[lowest].ttft_p50_s - results[lowest].ttft_p50_s
     prefill_s = fit.prefill_s * _factor(1 + late_s / fit.prefill_s, gain)
-    waits = [math.fsum(point.ttft_p50_s for point in of.values()) / len(of) for of in (points, results)]
-    token_s = fit.token_s * _factor(waits[0] / waits[1], gain)
+    token_s = fit.token_s * _factor(_token_ratio(fit, points, results), gain)
     mean_len = fit.mean_len
     if variant == "eagle3":
         lengths = [(points[level].accept_len, results[level].accept_len) for level in points]
         ratios = [seen / simulated for seen, simulated in lengths if seen is not None and simulated is not None]
         mean_len = min(max(mean_len * _factor(_geometric_mean(ratios), gain), 1.0), num_steps + 1.0)
     return Fit(decode, prefill_s, token_s, mean_len)
+
+
+def _token_ratio(fit: Fit, points: dict[int, Point], results: dict[int, ClosedLoopResult]) -> float:
+    """By what to change a prefill's cost per token.
+
+    At the two highest loads, where prefills are largest, it answers for the time by which requests are too fast.
+    """
+    missing_s = token_s = 0.0
+    for level in sorted(points)[-2:]:
+        result = results[level]
+        surplus = result.output_tok_per_s / points[level].output_tok_per_s - 1
+        missing_s += surplus * result.duration_s / result.requests
+        token_s += max(result.prefill_s - result.prefills * fit.prefill_s, 0.0) / result.requests
+    return 1 + missing_s / token_s if token_s > 0 else 1.0
 
 
 def _geometric_mean(ratios: Sequence[float]) -> float:
@@ -144,7 +157,14 @@ def _tables(fit: Fit, prefill: StepTable) -> ServerTables:
 def simulated(preset: Preset, variant: Variant, level: int, measured: Measured, seed: int) -> ClosedLoopResult:
     """One point of the closed loop that was measured, on the virtual clock."""
     requests = DRAWN_REQUESTS if variant == "eagle3" else PLAIN_REQUESTS
-    lengths = measured.input_tokens, measured.output_tokens
     return simulate_closed_loop(
-        preset, variant, level, *lengths, seed=seed, min_requests=requests, spread_s=measured.spread_s
+        preset,
+        variant,
+        level,
+        measured.input_tokens,
+        measured.output_tokens,
+        seed=seed,
+        min_requests=requests,
+        spread_s=measured.spread_s,
+        range_ratio=measured.range_ratio,
     )

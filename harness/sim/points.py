@@ -17,7 +17,12 @@ T = TypeVar("T")
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A measured point; `accept_len` is None where nothing speculated."""
+    """A measured point.
+
+    Attributes:
+        gap_p50_s: median time between chunks, per decode step (a server with a stream interval puts several in one).
+        accept_len: None where nothing speculated.
+    """
 
     output_tok_per_s: float
     ttft_p50_s: float
@@ -29,6 +34,7 @@ class Measured(msgspec.Struct, frozen=True):
     """Run folders of one machine, model, draft and workload, taken together.
 
     Attributes:
+        range_ratio: spread of the request lengths around input_tokens and output_tokens.
         spread_s: seconds over which users started, half of the warm-up.
         points: by variant and concurrency.
         servers: the server that played each variant, as its manifest has it.
@@ -37,6 +43,7 @@ class Measured(msgspec.Struct, frozen=True):
     runs: tuple[str, ...]
     input_tokens: int
     output_tokens: int
+    range_ratio: float
     spread_s: float
     gpu: str
     points: dict[Variant, dict[int, Point]]
@@ -92,11 +99,11 @@ def _same(runs: Sequence[RunFolder], what: str, of: Callable[[RunFolder], T]) ->
     return values[0]
 
 
-def _lengths(run: RunFolder) -> tuple[int, int]:
+def _lengths(run: RunFolder) -> tuple[int, int, float]:
     workload = run.manifest.workload
     if workload.input_tokens is None or workload.output_tokens is None:
-        raise UserError(f"{run.path} has requests of mixed lengths; a preset is made from runs of one length")
-    return workload.input_tokens, workload.output_tokens
+        raise UserError(f"{run.path} has no one request length; a preset is made from runs of random requests")
+    return workload.input_tokens, workload.output_tokens, workload.range_ratio or 0.0
 
 
 def _gpu(run: RunFolder) -> str:
@@ -115,7 +122,9 @@ def _point(rows: Sequence[LevelRow]) -> Point:
     gap = _median(row.gap_p50_s for row in rows)
     if throughput is None or ttft is None or gap is None:
         raise UserError(f"{rows[0].key} has no throughput, ttft or gap; measure it with streamed answers")
-    return Point(throughput, ttft, gap, _median(row.accept_len for row in rows))
+    accept_len = _median(row.accept_len for row in rows)
+    steps_per_chunk = max(1, round((_median(row.tokens_per_chunk for row in rows) or 1.0) / (accept_len or 1.0)))
+    return Point(throughput, ttft, gap / steps_per_chunk, accept_len)
 
 
 def _median(values: Iterable[float | None]) -> float | None:

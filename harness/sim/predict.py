@@ -33,7 +33,7 @@ class ClosedLoopResult(msgspec.Struct, frozen=True):
     Attributes:
         gap_p50_s: median time between two chunks of one answer.
         decode_batch_mean: mean decode batch over decode steps.
-        decode_s: the part of duration_s spent in decode steps.
+        decode_s, prefill_s: the parts of duration_s spent in decode steps and in `prefills` prefills.
         accept_len: tokens per verify step, over steps that speculated; None where none did.
         requests: finished inside the window.
     """
@@ -49,6 +49,8 @@ class ClosedLoopResult(msgspec.Struct, frozen=True):
     accept_len: float | None
     duration_s: float
     decode_s: float
+    prefill_s: float
+    prefills: int
     requests: int
     steps_on: int
     steps_off: int
@@ -89,6 +91,7 @@ def simulate_closed_loop(
     duration_s: float | None = None,
     min_requests: int = MIN_WINDOW_REQUESTS,
     spread_s: float = SPREAD_S,
+    range_ratio: float = 0.0,
     noise: Noise = NO_NOISE,
 ) -> ClosedLoopResult:
     """Run one point on the virtual clock.
@@ -104,13 +107,14 @@ def simulate_closed_loop(
         min_requests: the fewest requests that such a window spans.
         spread_s: simulated seconds over which the users start. With answers of equal length it matters for long: users
             who start together stay together, and a server prefills them in one batch.
+        range_ratio: half the width of the requests' lengths, as a share of their mean (see harness.workload).
         noise: how step times scatter.
 
     Raises:
         UserError: the requests never fit the preset's limits.
     """
     engine = make_engine(preset, variant, policy, seed, noise)
-    users = _Users(engine, concurrency, input_tokens, output_tokens, spread_s)
+    users = _Users(engine, concurrency, (input_tokens, output_tokens), spread_s, range_ratio, seed)
     users.run_until(None, 2 * spread_s)
     users.run_until(max(WARMUP_ROUNDS * concurrency, MIN_WARMUP_REQUESTS), None)
     before = _reading(engine)
@@ -124,10 +128,17 @@ class _Users:
     """C users in a closed loop around an engine."""
 
     def __init__(
-        self, engine: Engine, concurrency: int, input_tokens: int, output_tokens: int, spread_s: float = 0.0
+        self,
+        engine: Engine,
+        concurrency: int,
+        lengths: tuple[int, int],
+        spread_s: float = 0.0,
+        range_ratio: float = 0.0,
+        seed: int = 0,
     ) -> None:
         self._engine = engine
-        self._lengths = input_tokens, output_tokens
+        self._rng = np.random.default_rng(seed)
+        self._bounds = [(max(1, round(mean * (1 - range_ratio))), round(mean * (1 + range_ratio))) for mean in lengths]
         self._ids = count()
         self.gaps: list[tuple[float, int]] = []  # between chunks in seconds, and how many answers saw it
         self._last_s: dict[str, float] = {}  # end of the last step of each kind
@@ -166,7 +177,8 @@ class _Users:
             self._send(self._starts.popleft())
 
     def _send(self, at_s: float) -> None:
-        self._engine.submit(Request(str(next(self._ids)), *self._lengths, sent_s=at_s))
+        prompt, output = (low if low == high else int(self._rng.integers(low, high + 1)) for low, high in self._bounds)
+        self._engine.submit(Request(str(next(self._ids)), prompt, output, sent_s=at_s))
 
 
 class _Reading(msgspec.Struct, frozen=True):
@@ -180,6 +192,8 @@ class _Reading(msgspec.Struct, frozen=True):
     requests_on: int
     requests_all: int
     decode_s: float
+    prefill_s: float
+    prefills: int
 
 
 def _reading(engine: Engine) -> _Reading:
@@ -194,6 +208,8 @@ def _reading(engine: Engine) -> _Reading:
         sum(batch * count.steps for batch, count in on),
         sum(batch * count.steps for (batch, _), count in counters.by_batch.items()),
         sum(count.seconds for count in counters.by_batch.values()),
+        counters.prefill_s,
+        counters.prefills,
     )
 
 
@@ -226,6 +242,8 @@ def _result(
         accept_len=(after.tokens_on - before.tokens_on) / verifies if verifies else None,
         duration_s=duration_s,
         decode_s=after.decode_s - before.decode_s,
+        prefill_s=after.prefill_s - before.prefill_s,
+        prefills=after.prefills - before.prefills,
         requests=len(finished),
         steps_on=steps_on,
         steps_off=steps_off,

@@ -73,6 +73,7 @@ class Counters:
     finished: int = 0
     aborted: int = 0
     prefills: int = 0
+    prefill_s: float = 0.0
     switches: int = 0
     by_batch: dict[tuple[int, State], BatchCount] = field(default_factory=dict)
 

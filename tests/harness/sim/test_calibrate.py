@@ -23,6 +23,7 @@ from harness.records import (
     Workload,
 )
 from harness.runfolder import RunWriter
+from harness.sim import inversion
 from harness.sim.calibrate import main, make_preset, prediction_errors
 from harness.sim.points import read_measured
 from harness.sim.predict import simulate_closed_loop
@@ -43,6 +44,8 @@ def write_run(
     variants: Sequence[Variant] = PLAYED,
     source: str = "measured",
     output_tokens: int = LENGTHS[1],
+    range_ratio: float = 0.0,
+    requests: int = 40,
     **changes: Any,
 ) -> Path:
     """A run folder as if a sweep had measured `preset`'s world; `changes` replace columns of every row."""
@@ -56,7 +59,7 @@ def write_run(
         specpivot_version="0",
         settings=Settings(tuple(variants), tuple(levels), 1, 1.0, warmup_s=2.0),
         config={},
-        workload=Workload("random", LENGTHS[0], output_tokens, 0, "0"),
+        workload=Workload("random", LENGTHS[0], output_tokens, 0, "0", range_ratio=range_ratio),
         environment={"gpus": [{"name": "A GPU"}]},
         variants={variant: VariantRecord(server_run="s") for variant in VARIANTS},
         servers={"s": server},
@@ -65,7 +68,15 @@ def write_run(
         for variant in variants:
             for level in levels:
                 result = simulate_closed_loop(
-                    preset, variant, level, LENGTHS[0], output_tokens, seed=9, min_requests=160
+                    preset,
+                    variant,
+                    level,
+                    LENGTHS[0],
+                    output_tokens,
+                    seed=9,
+                    min_requests=requests,
+                    spread_s=1.0,
+                    range_ratio=range_ratio,
                 )
                 row = LevelRow(
                     variant,
@@ -82,12 +93,21 @@ def write_run(
     return path
 
 
-def test_round_trip_predicts_unseen_concurrencies(tmp_path: Path) -> None:
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few requests per simulated point, for tests that do not look at the tables."""
+    monkeypatch.setattr(inversion, "PLAIN_REQUESTS", 40)
+    monkeypatch.setattr(inversion, "DRAWN_REQUESTS", 40)
+
+
+def test_round_trip_predicts_unseen_concurrencies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From C = 1, 4, 16 of a known world, the other C are predicted within 4 percent, tax included."""
+    monkeypatch.setattr(inversion, "PLAIN_REQUESTS", 100)
+    monkeypatch.setattr(inversion, "DRAWN_REQUESTS", 160)
     truth = msgspec.structs.replace(
         world(), patched=msgspec.structs.replace(world().patched, off_tax=TaxTable((1, 16), (0.1, 0.05)))
     )
-    run = write_run(tmp_path / "run", truth, sorted((*CALIBRATED, *HELD_OUT)))
+    run = write_run(tmp_path / "run", truth, sorted((*CALIBRATED, *HELD_OUT)), range_ratio=0.5, requests=250)
     preset = make_preset([run], CALIBRATED, "round-trip")
     errors = prediction_errors(preset, read_measured([run]))
     assert {level for _, level in errors} == set(HELD_OUT)
@@ -98,6 +118,7 @@ def test_round_trip_predicts_unseen_concurrencies(tmp_path: Path) -> None:
     assert preset.baseline.decode.at(8) == pytest.approx(truth.baseline.decode.at(8), rel=0.02)
 
 
+@pytest.mark.usefixtures("quick")
 def test_command_writes_a_preset_and_says_what_it_misses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command's preset names its run and points, and its last line holds the worst error; no tax is said so."""
     run = write_run(tmp_path / "some-run", world(), (1, 2, 8), variants=PLAYED[:3])
@@ -108,7 +129,7 @@ def test_command_writes_a_preset_and_says_what_it_misses(tmp_path: Path, capsys:
     assert (preset.calibration.runs, preset.calibration.concurrency) == (("some-run",), (1, 8))
     assert "No forced_off was measured" in preset.description
     assert (preset.gpu, preset.sglang_version, preset.patched.worker) == ("A GPU", "0.5.12.post1", "v2")
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["worst_prediction_error"] < 0.05
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["worst_prediction_error"] < 0.1
 
 
 def test_further_runs_fill_what_the_first_lacks(tmp_path: Path) -> None:
@@ -121,6 +142,15 @@ def test_further_runs_fill_what_the_first_lacks(tmp_path: Path) -> None:
     assert (both.runs, both.spread_s) == (("first", "second"), 1.0)
 
 
+def test_stream_interval_is_taken_out_of_the_gaps(tmp_path: Path) -> None:
+    """Where a server puts eight decode steps in a chunk, the gap counts for one; speculative chunks count by steps."""
+    run = write_run(tmp_path / "run", world(), (1,), ("baseline", "eagle3"), gap_p50_s=0.08, tokens_per_chunk=8.0)
+    points = read_measured([run]).points
+    assert points["baseline"][1].gap_p50_s == pytest.approx(0.01)
+    assert points["eagle3"][1].gap_p50_s == pytest.approx(0.08 / 3)
+
+
+@pytest.mark.usefixtures("quick")
 def test_unfit_runs_are_refused(tmp_path: Path) -> None:
     """Simulated runs, other lengths, missing points, missing acceptance: one line that says which and what to do."""
     preset, levels = world(), (1, 8)
@@ -144,6 +174,7 @@ def test_unfit_runs_are_refused(tmp_path: Path) -> None:
         make_preset([])
 
 
+@pytest.mark.usefixtures("quick")
 def test_points_that_cannot_be_are_refused(tmp_path: Path) -> None:
     """A throughput that no step time explains (a first token later than the whole answer) ends in a message."""
     run = write_run(tmp_path / "run", world(), (1, 8), PLAYED[:3], ttft_p50_s=30.0)

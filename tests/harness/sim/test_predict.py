@@ -65,3 +65,13 @@ def test_slots_cap_the_decode_batch() -> None:
     free = simulate_closed_loop(world(), "baseline", 32, 32, 64)
     assert result.decode_batch_mean <= 8 < free.decode_batch_mean
     assert result.ttft_p50_s > 3 * free.ttft_p50_s
+
+
+def test_lengths_spread_around_their_mean() -> None:
+    """With a range ratio answers differ in length, by no more than it, and users do not stay in step."""
+    fixed = simulate_closed_loop(world(), "baseline", 32, 64, 64, spread_s=0.0, duration_s=4.0)
+    varied = simulate_closed_loop(world(), "baseline", 32, 64, 64, spread_s=0.0, duration_s=4.0, range_ratio=0.5)
+    assert fixed.decode_batch_mean == pytest.approx(32, abs=0.5)
+    assert varied.decode_batch_mean < fixed.decode_batch_mean
+    assert varied.ttft_p50_s < fixed.ttft_p50_s
+    assert varied.requests * 64 == pytest.approx(varied.output_tok_per_s * varied.duration_s, rel=0.15)
