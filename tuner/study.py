@@ -8,6 +8,7 @@ value beats it by more than noise.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -58,13 +59,20 @@ def storage_of(where: str | Path) -> optuna.storages.BaseStorage | str:
     parts = urlsplit(where)
     try:
         if parts.scheme == "grpc":
-            return optuna.storages.GrpcStorageProxy(host=parts.hostname or "localhost", port=parts.port or 13000)
+            return _grpc(parts.hostname or "localhost", parts.port or 13000)
         return optuna.storages.get_storage(where)
     except ImportError as error:
         raise UserError(f"--storage {parts.scheme}://... needs another package: {error}; install it") from error
     except Exception as error:  # each database driver has its own way to say that it cannot connect
         shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
         raise UserError(f"--storage {shown} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def _grpc(host: str, port: int) -> optuna.storages.BaseStorage:
+    with warnings.catch_warnings():
+        # Its interface may change in another Optuna; ours is pinned, and people need not be told at every start.
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.storages.GrpcStorageProxy(host=host, port=port)
 
 
 def open_study(storage: optuna.storages.BaseStorage | str | None, name: str, seed: int) -> optuna.Study:
