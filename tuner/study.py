@@ -8,6 +8,7 @@ value beats it by more than noise.
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ def storage_of(where: str | Path) -> optuna.storages.BaseStorage | str:
     try:
         if parts.scheme == "grpc":
             return _grpc(parts.hostname or "localhost", parts.port or 13000)
-        return optuna.storages.get_storage(where)
+        return _database(where)
     except ImportError as error:
         raise UserError(f"--storage {parts.scheme}://... needs another package: {error}; install it") from error
     except Exception as error:  # each database driver has its own way to say that it cannot connect
@@ -73,6 +74,18 @@ def _grpc(host: str, port: int) -> optuna.storages.BaseStorage:
         # Its interface may change in another Optuna; ours is pinned, and people need not be told at every start.
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.storages.GrpcStorageProxy(host=host, port=port)
+
+
+def _database(url: str, attempts: int = 3) -> optuna.storages.BaseStorage:
+    """A database; two tuners that make its tables at the same moment get in each other's way, so it tries again."""
+    for attempt in range(1, attempts + 1):
+        try:
+            return optuna.storages.get_storage(url)
+        except Exception:
+            if attempt == attempts:
+                raise
+            time.sleep(attempt)
+    raise AssertionError("attempts is at least 1")
 
 
 def open_study(storage: optuna.storages.BaseStorage | str | None, name: str, seed: int) -> optuna.Study:

@@ -121,37 +121,21 @@ def tune_twice(storage: str, folder: Path) -> list[dict[str, Any]]:
     return [json.loads(out.splitlines()[-1]) for out, _ in ended]
 
 
-def check(storage: str, trials: int) -> None:
+def check(storage: Any, trials: int) -> None:
     """One study holds the trials of both, each measured once, none left running."""
-    study = optuna.load_study(study_name="shared", storage=storage_of(storage))
+    study = optuna.load_study(study_name="shared", storage=storage)
     done = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
     assert len({trial.user_attrs["tuner"] for trial in done}) == 2
     assert trials <= len(done) <= trials + 1  # both may be measuring the last one
     assert not [trial for trial in study.trials if trial.state == TrialState.RUNNING]
 
 
-def test_two_tuners_over_grpc(tmp_path: Path) -> None:
-    """Each with its own simulated servers, both find the pivot, and share their trials through Optuna's proxy."""
-    pytest.importorskip("grpc")
-    port = free_port()
-    command = [sys.executable, "-W", "ignore", "-c", PROXY, str(tmp_path / "journal"), str(port)]
-    with running(command, port):
-        outcomes = tune_twice(f"grpc://127.0.0.1:{port}", tmp_path)
-        check(f"grpc://127.0.0.1:{port}", TRIALS)
-    for outcome in outcomes:
-        found = outcome["recommendation"]
-        assert found["shape"] == "crossover"
-        assert 3 <= found["threshold"] <= 10
-        assert found["evidence"]["trials"] >= TRIALS - 1
-
-
-def test_two_tuners_over_postgresql(tmp_path: Path) -> None:
-    """Two processes that tune worlds of known truth share one study in a real PostgreSQL."""
-    pytest.importorskip("psycopg")
-    with postgresql(tmp_path) as storage:
-        command = [sys.executable, "-c", SEARCH, storage, str(TRIALS)]
-        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        tuners = [subprocess.Popen([*command, name], cwd=ROOT, text=True, **pipes) for name in "ab"]
+def search_twice(storage: str) -> None:
+    """Two processes that tune worlds of known truth at the same time, on one storage."""
+    command = [sys.executable, "-c", SEARCH, storage, str(TRIALS)]
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    tuners = [subprocess.Popen([*command, name], cwd=ROOT, text=True, **pipes) for name in "ab"]
+    try:
         for tuner in tuners:
             assert tuner.stdout is not None
             assert tuner.stdout.readline() == "ready\n"
@@ -162,7 +146,50 @@ def test_two_tuners_over_postgresql(tmp_path: Path) -> None:
         for tuner in tuners:
             _, told = tuner.communicate(timeout=TUNE_S)
             assert tuner.returncode == 0, told
-        check(storage, TRIALS)
+    finally:
+        for tuner in tuners:
+            tuner.kill()
+            tuner.communicate()
+
+
+def test_two_searches_over_postgresql(tmp_path: Path) -> None:
+    """A real PostgreSQL, whose tables both make at the same moment."""
+    pytest.importorskip("psycopg")
+    with postgresql(tmp_path) as storage:
+        search_twice(storage)
+        database = optuna.storages.RDBStorage(storage)
+        check(database, TRIALS)
+        database.engine.dispose()
+
+
+def test_two_searches_over_grpc(tmp_path: Path) -> None:
+    """Optuna's storage proxy in front of a journal."""
+    with grpc_proxy(tmp_path) as storage:
+        search_twice(storage)
+        check(storage_of(storage), TRIALS)
+
+
+@pytest.mark.skipif(os.getloadavg()[0] > (os.cpu_count() or 1), reason="two tuners measure nothing on a busy machine")
+def test_two_tuners_with_servers_over_grpc(tmp_path: Path) -> None:
+    """The whole command twice, each with its own simulated servers: both find the pivot and share their trials."""
+    with grpc_proxy(tmp_path) as storage:
+        outcomes = tune_twice(storage, tmp_path)
+        check(storage_of(storage), TRIALS)
+    for outcome in outcomes:
+        found = outcome["recommendation"]
+        assert found["shape"] == "crossover"
+        assert 3 <= found["threshold"] <= 10
+        assert found["evidence"]["trials"] >= TRIALS - 1
+
+
+@contextmanager
+def grpc_proxy(folder: Path) -> Iterator[str]:
+    """Optuna's gRPC storage proxy in a process of its own; yields its address."""
+    pytest.importorskip("grpc")
+    port = free_port()
+    command = [sys.executable, "-W", "ignore", "-c", PROXY, str(folder / "journal"), str(port)]
+    with running(command, port):
+        yield f"grpc://127.0.0.1:{port}"
 
 
 @contextmanager
