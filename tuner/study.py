@@ -22,6 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from harness.errors import UserError
 from tuner.curves import Pivot
 
+JOURNAL = "study.journal"  # in the run folder
 LATENCY = "latency_c1"  # name of the constraint; <= 0 is feasible
 BEATS_Z = 1.64  # one-sided 5 %
 STEPS_AROUND = (1.0, 2**-0.5, 2**0.5, 0.5, 2.0)  # around the crossing
