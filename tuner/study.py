@@ -8,6 +8,8 @@ value beats it by more than noise.
 from __future__ import annotations
 
 import math
+import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,6 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from harness.errors import UserError
 from tuner.curves import Pivot
 
+JOURNAL = "study.journal"  # in the run folder
 LATENCY = "latency_c1"  # name of the constraint; <= 0 is feasible
 BEATS_Z = 1.64  # one-sided 5 %
 STEPS_AROUND = (1.0, 2**-0.5, 2**0.5, 0.5, 2.0)  # around the crossing
@@ -58,13 +61,32 @@ def storage_of(where: str | Path) -> optuna.storages.BaseStorage | str:
     parts = urlsplit(where)
     try:
         if parts.scheme == "grpc":
-            return optuna.storages.GrpcStorageProxy(host=parts.hostname or "localhost", port=parts.port or 13000)
-        return optuna.storages.get_storage(where)
+            return _grpc(parts.hostname or "localhost", parts.port or 13000)
+        return _database(where)
     except ImportError as error:
         raise UserError(f"--storage {parts.scheme}://... needs another package: {error}; install it") from error
     except Exception as error:  # each database driver has its own way to say that it cannot connect
         shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
         raise UserError(f"--storage {shown} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def _grpc(host: str, port: int) -> optuna.storages.BaseStorage:
+    with warnings.catch_warnings():
+        # Its interface may change in another Optuna; ours is pinned, and people need not be told at every start.
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.storages.GrpcStorageProxy(host=host, port=port)
+
+
+def _database(url: str, attempts: int = 3) -> optuna.storages.BaseStorage:
+    """A database; two tuners that make its tables at the same moment get in each other's way, so it tries again."""
+    for attempt in range(1, attempts + 1):
+        try:
+            return optuna.storages.get_storage(url)
+        except Exception:
+            if attempt == attempts:
+                raise
+            time.sleep(attempt)
+    raise AssertionError("attempts is at least 1")
 
 
 def open_study(storage: optuna.storages.BaseStorage | str | None, name: str, seed: int) -> optuna.Study:

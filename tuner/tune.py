@@ -31,9 +31,9 @@ from tuner import recommend
 from tuner.outcome import tuned
 from tuner.recommend import Objective, Recommendation
 from tuner.search import TRIAL_REPEATS, Aim, Found, search
-from tuner.study import open_study, storage_of
+from tuner.study import JOURNAL, open_study, storage_of
 
-JOURNAL, HISTORY = "study.journal", "search_history.jsonl"
+HISTORY = "search_history.jsonl"
 START_MINUTES = {"model": 2.0, "sim": 0.1, "attach": 0.0}  # of one server, first time on a machine
 
 

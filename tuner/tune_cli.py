@@ -16,7 +16,7 @@ from harness.console import ConsoleReporter
 from harness.errors import UserError
 from harness.runfolder import RunFolder
 from harness.sweep import Keys
-from tuner import objective, plots
+from tuner import objective, plots, trial_plots
 from tuner.recommend import Objective
 from tuner.texts import choice, last_line, share, tell
 from tuner.tune import TuneOptions, run_tune
@@ -80,7 +80,10 @@ def tune(
         outcome = run_tune(config, options, folder, command_line(), reporter, keys, flags["resume"])
     if outcome.recommendation is not None:
         tell(outcome.recommendation)
-        plots.save_plots(RunFolder(folder), folder / "plots")
+        finished = RunFolder(folder)
+        plots.save_plots(finished, folder / "plots")
+        if options.storage is None:
+            trial_plots.save(finished, folder / "plots", trial_plots.trials(finished, options.study))
     last_line(outcome)
     raise typer.Exit(outcome.exit_code)
 
