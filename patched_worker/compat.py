@@ -17,12 +17,15 @@ Generation = Any  # the module eagle_v1 or eagle_v2; both offer VERSIONS, TOUCHE
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 SPEC_INFO = "sglang.srt.speculative.spec_info"
+HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 
 COMMON_TOUCHES = (
     f"{SCHEDULER}:run_scheduler_process",
     f"{SCHEDULER}:Scheduler.get_internal_state",
     f"{SCHEDULER}:Scheduler.set_internal_state",
     f"{SPEC_INFO}:SpeculativeAlgorithm.create_worker",
+    f"{HTTP_SERVER}:launch_server",
+    f"{HTTP_SERVER}:_wait_and_warmup",
 )
 WORKERS: dict[str, Generation] = {"EAGLEWorker": eagle_v1, "EAGLEWorkerV2": eagle_v2}
 VERSIONS = tuple(sorted({*eagle_v1.VERSIONS, *eagle_v2.VERSIONS}))

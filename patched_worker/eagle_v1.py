@@ -15,8 +15,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from patched_worker.control import Control, Identity
-from patched_worker.probes import output_tokens, watch_draft, watch_target
-from patched_worker.settings import Refusal, Settings
+from patched_worker.plain_graph_early import capture
+from patched_worker.probes import TokenCount, watch_draft, watch_target
+from patched_worker.refusals import refuse_model
+from patched_worker.settings import Settings
 
 VERSIONS: tuple[str, ...] = ("0.5.9", "0.5.12.post1")
 
@@ -62,6 +64,7 @@ def worker_class(base: Any, identity: Identity, settings: Settings) -> type:
             refuse_model(target)
             self.specpivot = Control(settings.policy, self.speculative_num_steps, identity)
             self.off_step = OffStep(self, identity.version)
+            self.token_count = TokenCount()
             watch_target(target, self.specpivot)
             watch_draft(self, self.specpivot)
 
@@ -70,29 +73,14 @@ def worker_class(base: Any, identity: Identity, settings: Settings) -> type:
             if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
                 control.interrupt()
                 return super().forward_batch_generation(batch, *args, **kwargs)
-            reqs = list(batch.reqs)
-            before = output_tokens(reqs)
-            step = control.begin(len(reqs))
+            self.token_count.before(batch.reqs)
+            step = control.begin(len(batch.reqs))
             result = self.off_step.run(batch) if step.off else super().forward_batch_generation(batch, *args, **kwargs)
             control.end(step)
-            step.add_tokens(output_tokens(reqs) - before)
+            step.add_tokens(self.token_count.after())  # verify has appended them, finished requests' included
             return result
 
     return PatchedEAGLEWorker
-
-
-def refuse_model(target: Any) -> None:
-    """Refuse targets whose state is more than a KV cache.
-
-    Args:
-        target: the target's ModelRunner.
-
-    Raises:
-        Refusal: it has a recurrent state, which verify rolls back by itself and a plain decode does not.
-    """
-    for name in ("hybrid_gdn_config", "mamba2_config", "hybrid_lightning_config"):
-        if getattr(target, name, None) is not None:
-            raise Refusal(f"the target has a recurrent state ({name}), which is not validated; serve another model")
 
 
 class OffStep:
@@ -104,7 +92,7 @@ class OffStep:
     """
 
     def __init__(self, worker: Any, version: str) -> None:
-        self._worker = worker
+        self.worker = worker
         self._target = worker.target_worker.model_runner
         self._decoding = DecodingTarget(worker.target_worker)
         self._verify_and_extend = {
@@ -112,9 +100,7 @@ class OffStep:
             "0.5.12.post1": self._verify_and_extend_0_5_12,
         }[version]
         self._names_0_5_9 = version == "0.5.9"
-        with plain_server(self._target):
-            self._attn_backend = plain_attention_backend(self._target)
-            self._graph_runner = plain_graph_runner(self._target, self._attn_backend)
+        self._graph_runner, self._attn_backend = capture(self._target)
 
     def run(self, batch: Any) -> Any:
         """One plain decode step for a batch that speculates otherwise.
@@ -177,7 +163,7 @@ class OffStep:
         `topk` stays, since the draft-extend proposes that many tokens for a next step that speculates; so do
         SGLang's arguments, from which the scheduler reserves KV slots for such a step.
         """
-        worker, target = self._worker, self._target
+        worker, target = self.worker, self._target
         kept = (
             worker.speculative_num_steps,
             worker.speculative_num_draft_tokens,
@@ -202,7 +188,7 @@ class OffStep:
     def _verify_and_extend_0_5_9(self, batch: Any, tree: Any) -> Any:
         from sglang.srt.managers.utils import GenerationBatchResult
 
-        worker = self._worker
+        worker = self.worker
         logits, verified, _, graph = worker.verify(batch, tree)
         if len(batch.spec_info.verified_id):  # else every request has finished
             with self._draft_context():
@@ -218,7 +204,7 @@ class OffStep:
     def _verify_and_extend_0_5_12(self, batch: Any, tree: Any) -> Any:
         from sglang.srt.managers.utils import GenerationBatchResult
 
-        worker = self._worker
+        worker = self.worker
         batch.spec_info = tree
         logits, verified, graph = worker.verify(batch)
         with self._draft_context():
@@ -240,7 +226,7 @@ class OffStep:
         from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
 
         stack = ExitStack()
-        stack.enter_context(self._worker.draft_tp_context(self._worker.draft_model_runner.tp_group))
+        stack.enter_context(self.worker.draft_tp_context(self.worker.draft_model_runner.tp_group))
         stack.enter_context(speculative_moe_backend_context())
         stack.enter_context(speculative_moe_a2a_backend_context())
         return stack
@@ -275,57 +261,3 @@ class DecodingTarget:
         batch.seq_lens_sum = batch.seq_lens_sum + len(batch.seq_lens)
         batch.extend_seq_lens = batch.extend_prefix_lens = batch.extend_logprob_start_lens = None  # the prefill's
         return self._target_worker.forward_batch_generation(batch, is_verify=is_verify)
-
-
-# ---- the plain decode's attention backend and CUDA graphs
-
-
-@contextmanager
-def plain_server(target: Any) -> Iterator[None]:
-    """SGLang's arguments as without speculation, while a backend and graphs are built from them.
-
-    A speculating server sizes its attention backend for a tree and captures verify graphs only. Hidden states are
-    asked for, because the draft needs them: graphs captured without would be captured again on first use.
-
-    Args:
-        target: the target's ModelRunner.
-    """
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-    arguments = target.server_args
-    plain = {
-        "speculative_algorithm": None,
-        "speculative_num_steps": None,
-        "speculative_num_draft_tokens": None,
-        "speculative_eagle_topk": None,
-        "enable_return_hidden_states": True,
-    }
-    kept = {name: getattr(arguments, name) for name in plain}
-    algorithm, workspace = target.spec_algorithm, target.init_new_workspace
-    try:
-        target.spec_algorithm = SpeculativeAlgorithm.NONE
-        for name, value in plain.items():
-            setattr(arguments, name, value)
-        yield
-    finally:
-        target.spec_algorithm, target.init_new_workspace = algorithm, workspace
-        for name, value in kept.items():
-            setattr(arguments, name, value)
-
-
-def plain_attention_backend(target: Any) -> Any:
-    """An attention backend beside the verify's, with buffers of its own: captured graphs keep pointers into them."""
-    return target._get_attention_backend(init_new_workspace=True)
-
-
-def plain_graph_runner(target: Any, attn_backend: Any) -> Any:
-    """DECODE graphs on that backend, for the batch sizes of the verify graphs; None where the server runs eagerly."""
-    if target.graph_runner is None:
-        return None
-    from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
-
-    kept, target.attn_backend = target.attn_backend, attn_backend  # where capturing looks for it
-    try:
-        return CudaGraphRunner(target)
-    finally:
-        target.attn_backend = kept

@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
 from patched_worker import compat, fingerprints, settings
 from patched_worker.control import KEYS, Control, Identity
-from patched_worker.probes import output_tokens
+from patched_worker.probes import TokenCount
 from patched_worker.refusals import refuse_arrangement
 from patched_worker.settings import Refusal, Settings
 
@@ -35,8 +36,12 @@ def run_scheduler_process(*args: Any, **kwargs: Any) -> Any:
 
 def plugin() -> None:
     """Entry point of the group `sglang.srt.plugins`; does nothing unless the environment asks for a policy."""
-    if settings.requested():
-        install(settings.from_environ())
+    if not settings.requested():
+        return
+    chosen = settings.from_environ()
+    if chosen.allow_modified_source and settings.LAUNCHED not in os.environ:
+        raise Refusal("modified source is checked before serving; start with `python -m patched_worker` for that")
+    install(chosen)
 
 
 def install(chosen: Settings) -> None:
@@ -216,16 +221,16 @@ def _watch_idle(scheduler_class: Any) -> None:
 
 def _watch_results(scheduler: Any) -> None:
     """Credit tokens to steps where the scheduler appends them (v2); v1 appends in the worker and credits there."""
+    count = TokenCount()
 
     def make(original: Any) -> Any:
         def process_batch_result_decode(self: Any, batch: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
             step = getattr(result, STEP_ATTRIBUTE, None)
             if step is None:
                 return original(self, batch, result, *args, **kwargs)
-            reqs = list(batch.reqs)
-            before = output_tokens(reqs)
+            count.before(batch.reqs)
             answer = original(self, batch, result, *args, **kwargs)
-            step.add_tokens(output_tokens(reqs) - before)
+            step.add_tokens(count.after())
             return answer
 
         return process_batch_result_decode

@@ -7,13 +7,14 @@ scheduler process runs, and ours patches that process first.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from patched_worker import compat, settings
-from patched_worker.install import run_scheduler_process
+from patched_worker import compat, selfcheck, settings
+from patched_worker.install import install, run_scheduler_process
 from patched_worker.refusals import refuse_arrangement
 from patched_worker.settings import Refusal
 
@@ -64,15 +65,23 @@ def _serve(arguments: list[str]) -> None:
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
+    chosen = settings.from_environ()
+    os.environ[settings.LAUNCHED] = "1"
     _load_plugins()
+    install(chosen)
     server_args = prepare_server_args(arguments)
     if hasattr(server_args, "resolve_once"):  # from 0.5.20 what the parser returns is raw input
         server_args.resolve_once()
-    _refuse(compat.resolved(server_args))
+    _refuse_early(server_args)
     from sglang.srt.entrypoints.http_server import launch_server
 
+    extra: dict[str, Any] = {}
+    if chosen.allow_modified_source:
+        if compat.resolved(server_args).skip_server_warmup:
+            raise Refusal("--allow-modified-source checks the server in its warm-up; drop --skip-server-warmup")
+        extra["execute_warmup_func"] = functools.partial(selfcheck.warmup, policy=chosen.policy)
     try:
-        launch_server(server_args, run_scheduler_process_func=run_scheduler_process)
+        launch_server(server_args, run_scheduler_process_func=run_scheduler_process, **extra)
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 
@@ -85,9 +94,13 @@ def _load_plugins() -> None:
     load_plugins()
 
 
-def _refuse(view: Any) -> None:
-    """Refuse before any weights are read; the worker's class is known only in the scheduler process."""
+def _refuse_early(server_args: Any) -> None:
+    """Refuse before any weights are read: choose the worker here as every scheduler process will."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    view = compat.resolved(server_args)
     for flag in ("encoder_only", "use_ray", "grpc_mode", "smg_grpc_mode"):
         if getattr(view, flag, False):
             raise Refusal(f"{flag} starts another kind of server; only the HTTP server is supported")
     refuse_arrangement(view)
+    SpeculativeAlgorithm.from_string(view.speculative_algorithm).create_worker(server_args)

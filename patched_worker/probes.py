@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any
 
 from patched_worker.control import Control
@@ -35,16 +34,28 @@ def watch_draft(owner: Any, control: Control, method: str = "draft") -> None:
     setattr(owner, method, draft)
 
 
-_output_ids = attrgetter("output_ids")
-_finished_len = attrgetter("finished_len")
+class TokenCount:
+    """Output tokens since the step before, of the requests of one batch after another.
+
+    While the same requests run, what they had before a step is what they had after the last one.
+    """
+
+    def __init__(self) -> None:
+        self._reqs: list[Any] = []
+        self._tokens = 0
+
+    def before(self, reqs: list[Any]) -> None:
+        """Call before a step's tokens are appended."""
+        if reqs != self._reqs:  # compares identities
+            self._reqs, self._tokens = list(reqs), output_tokens(reqs)
+
+    def after(self) -> int:
+        """The tokens appended since."""
+        tokens, before = output_tokens(self._reqs), self._tokens
+        self._tokens = tokens
+        return tokens - before
 
 
 def output_tokens(reqs: list[Any]) -> int:
-    """Output tokens of these requests that their clients get: what follows a stop is cut off.
-
-    Called twice per decode step with every running request, hence the maps.
-    """
-    total = sum(map(len, map(_output_ids, reqs)))
-    if list(map(_finished_len, reqs)).count(None) < len(reqs):
-        total -= sum(len(req.output_ids) - req.finished_len for req in reqs if req.finished_len is not None)
-    return total
+    """Output tokens of these requests that their clients get: what follows a stop is cut off."""
+    return sum(len(req.output_ids) if req.finished_len is None else req.finished_len for req in reqs)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from patched_worker.control import Control, Identity
 from patched_worker.policy import Policy
-from patched_worker.probes import output_tokens, watch_draft, watch_target
+from patched_worker.probes import TokenCount, output_tokens, watch_draft, watch_target
 
 
 def mode(decode: bool = False, verify: bool = False) -> SimpleNamespace:
@@ -49,3 +49,17 @@ def test_tokens_after_a_stop_do_not_count() -> None:
     assert output_tokens([running, running]) == 6
     assert output_tokens([running, stopped, emptied]) == 5
     assert output_tokens([]) == 0
+
+
+def test_token_count_follows_the_batch_as_requests_come_and_go() -> None:
+    """Steps with the same requests, then one that has left and one that has joined with a prefill's token."""
+    first, second, third = ([1], [1, 2], [9])
+    reqs = [SimpleNamespace(output_ids=ids, finished_len=None) for ids in (first, second, third)]
+    count = TokenCount()
+    counted = []
+    for running, appended in ((reqs[:2], 4), (reqs[:2], 1), (reqs[1:], 2)):
+        count.before(running)
+        running[-1].output_ids.extend([0] * appended)
+        counted.append(count.after())
+
+    assert counted == [4, 1, 2]

@@ -208,8 +208,14 @@ def _tokenizer() -> dict[str, object]:
     }
 
 
+def encode(text: str) -> list[int]:
+    """The tokens of an ASCII text: one per byte, as nothing is ever merged."""
+    alphabet = _byte_alphabet()
+    return [FIRST_TOKEN + alphabet.index("\u0120" if character == " " else character) for character in text]
+
+
 def _byte_alphabet() -> list[str]:
-    """The 256 printable characters that stand for bytes in byte-level BPE, in sorted order."""
+    """The 256 printable characters that stand for bytes in byte-level BPE, in sorted order; U+0120 is the space."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     shifted = [256 + i for i in range(256 - len(printable))]
     return sorted(chr(code) for code in printable + shifted)

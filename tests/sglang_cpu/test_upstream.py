@@ -12,7 +12,7 @@ import pytest
 
 from tests.sglang_cpu.servers import Server
 from tests.sglang_cpu.slot import Slot
-from tests.sglang_cpu.traffic import PARTS, Answer, answers, differences, logprobs
+from tests.sglang_cpu.traffic import PARTS, Answer, answers, differences, grammar, greedy, logprobs, prompt
 
 V2_OF_0_5_9 = "0.5.9-v2"
 
@@ -43,3 +43,13 @@ def test_v2_of_0_5_9_dies_of_logprobs(doomed: Server, slot: Slot) -> None:
         doomed.generate(**logprobs()[0])
 
     assert any("Traceback" in line for line in doomed.faults())
+
+
+def test_grammar_masks_its_neighbours(unpatched: Server, reference: dict[str, list[Answer]]) -> None:
+    """llguidance's mask is reused without being cleared: requests without a grammar in the batch get stale rows."""
+    plain = [{"text": prompt(i), "sampling_params": greedy(12)} for i in range(8)]
+
+    replies = [unpatched.generate_all([*grammar(), *plain])[len(grammar()) :] for _ in range(3)]
+
+    wanted = [answer.tokens[:12] for answer in reference["streams"][:8]]
+    assert any([answer.tokens for answer in answers(reply)] != wanted for reply in replies)

@@ -102,14 +102,14 @@ if _FOLDER is not None:
 
         _wrap(module.Gate, "decide", make)
 
-    @after_import("patched_worker.eagle_v1", "patched_worker.eagle_v2")
+    @after_import("patched_worker.eagle_v1", "patched_worker.off_step")
     def _ungate(module: Any) -> None:
         def make(original: Any) -> Any:
             def run(self: Any, batch: Any, *args: Any) -> Any:
                 if not _control.get("ungate", False):
                     return original(self, batch, *args)
-                upstream = type(self._worker).__mro__[1].forward_batch_generation
-                return upstream(self._worker, batch, *args[:1])  # v2: where to publish lengths
+                upstream = type(self.worker).__mro__[1].forward_batch_generation
+                return upstream(self.worker, batch, *(arg for arg in args[:1] if arg is not None))
 
             return run
 
@@ -117,11 +117,11 @@ if _FOLDER is not None:
 
     @after_import("patched_worker.eagle_v1")
     def _forget_v1(module: Any) -> None:
-        _wrap(module.OffStep, "run", lambda method: _unwritten(method, lambda self: self._worker.draft_model_runner))
+        _wrap(module.OffStep, "run", lambda method: _unwritten(method, lambda self: self.worker.draft_model_runner))
 
-    @after_import("patched_worker.eagle_v2")
+    @after_import("patched_worker.off_step")
     def _forget_v2(module: Any) -> None:
-        _wrap(module.OffStep, "_catch_up", lambda method: _unwritten(method, lambda self: self._draft.draft_runner))
+        _wrap(module.OffStep, "_catch_up", lambda method: _unwritten(method, lambda self: self.draft.draft_runner))
 
     def _unwritten(method: Any, runner_of: Callable[[Any], Any]) -> Any:
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
