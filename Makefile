@@ -2,14 +2,26 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+PRESET ?= h200-llama31-8b-illustrative
 
 .PHONY: demo test test-sglang-full lint format lock clean
 
+# The main job on simulated servers. What people read goes to standard error; the last line on standard output is JSON.
 demo: $(INSTALLED)
-	@$(BIN)/python -m tuner.demo
+	@rm -rf results/demo
+	@$(BIN)/specpivot sweep --sim $(PRESET) --concurrency 1,4,16,32,64,128,256 --repeats 2 --warmup 1 --duration 1.5 \
+	  --time-scale 0.5 --out results/demo >/dev/null
+	@$(BIN)/specpivot export results/demo --format sglang -o results/demo/launch.sh
+	@$(BIN)/specpivot report results/demo >/dev/null
+	@$(BIN)/specpivot recommend results/demo
 
+# The real SGLang is installed under ~/.cache/specpivot at the first run: four releases, some minutes.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --ignore tests/sglang_cpu
+	$(BIN)/python -m pytest -m sglang
+
+test-sglang-full: $(INSTALLED)
+	$(BIN)/python -m pytest -m sglang_full
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

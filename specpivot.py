@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 import harness.cli
+import patched_worker.compat
 import tuner.cli
 
 app = typer.Typer(
@@ -13,7 +14,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-harness.cli.register(app)
+harness.cli.register(app, {name: tuple(module.VERSIONS) for name, module in patched_worker.compat.WORKERS.items()})
 tuner.cli.register(app)
 
 

@@ -20,12 +20,14 @@ from harness.metrics import level_metrics
 from harness.proof import Steps, contradiction, identity, steps_between, wrong_worker
 from harness.records import LevelRow, PointKey, RequestRecord, Status, Variant
 from harness.runfolder import RunWriter
+from harness.selftest import load_calibration
 from harness.servers import Server
 from harness.telemetry import GpuSampler
 from harness.workload import WorkloadPlan
 from patched_worker.policy import NEVER_DISABLE, Policy
 
 IDLE_TIMEOUT_S = 60.0
+SLIP_LIMIT = 0.02  # of the window: a simulated server further behind has shown other step times than its table
 WARM_UP_S = 2.0  # of load per level, before the first point
 WARM_UP_REPEAT = 0  # whose requests no point sends
 GENERATED = "sglang:generation_tokens_total"
@@ -37,6 +39,7 @@ class Reading(msgspec.Struct, frozen=True):
     identity: str
     block: dict[str, Any] | None
     generated: float | None
+    slipped_s: float = 0.0  # how far a simulated server is behind its own clock
 
 
 class Bench:
@@ -66,6 +69,7 @@ class Bench:
         self.workload = workload
         self.attempts = attempts
         self.stop = stop
+        self._calibration = load_calibration()
 
     def measure(
         self, key: PointKey, policy: Policy | None, on_progress: Callable[[float], None] | None = None
@@ -186,13 +190,18 @@ class Bench:
             interrupted=result.interrupted,
             server_died=result.server_died,
             unproven=unproven,
+            shared_prefix=self.config.api == "chat",
+            calibration=None if server.simulation else self._calibration,
         )
+        row = self._row(server, key, policy, judgement.status, judgement.verdict)
+        if row.usable and after.slipped_s - before.slipped_s > SLIP_LIMIT * metrics.duration_s:
+            row = replace(row, status="invalid", verdict="simulation_slipped")
         figures = metrics.row_fields()
         if steps is not None:
             figures["accept_len"] = steps.accept_len  # requests cannot tell plain steps from verify steps
         generated = None if before.generated is None or after.generated is None else after.generated - before.generated
         return replace(
-            self._row(server, key, policy, judgement.status, judgement.verdict),
+            row,
             flags=judgement.flags,
             client_lag_p99_s=client.lag_p99_s,
             client_cpu=client.cpu,
@@ -240,7 +249,8 @@ def read(server: Server) -> Reading:
     samples = server.endpoint.metrics()
     # The counter appears with its first increment.
     generated = samples.get(GENERATED, 0.0) if samples and "sglang:num_running_reqs" in samples else None
-    return Reading(identity(info), specpivot_block(info), generated)
+    simulation = (info or {}).get("simulation") or {}
+    return Reading(identity(info), specpivot_block(info), generated, float(simulation.get("slipped_s", 0.0)))
 
 
 def _proven(before: Reading, after: Reading, policy: Policy | None) -> tuple[Steps | None, str | None]:

@@ -17,16 +17,86 @@ import typer
 
 from harness.config import SweepConfig, load_config, make_config
 from harness.console import ConsoleReporter
+from harness.doctor import Diagnosis, Releases, diagnose
 from harness.environment import gpus
 from harness.errors import UserError
 from harness.runfolder import RunFolder
+from harness.selftest import save_calibration, selftest
+from harness.sim import server as sim_server
 from harness.sim.preset import DEFAULT_PRESET
 from harness.sweep import Keys, run_sweep
+from harness.verify import verify_run
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command()(sweep)
+def register(app: typer.Typer, releases: Releases) -> None:
+    """Add these commands to the command line.
+
+    Args:
+        app: the command line.
+        releases: what the patched worker supports, for doctor.
+    """
+
+    @app.command("doctor")
+    def doctor() -> None:
+        """Tell what would run here, and what is in the way."""
+        report_diagnosis(diagnose(releases))
+
+    app.command("sweep")(sweep)
+    app.command("verify")(verify)
+    app.command("selftest")(selftest_command)
+    app.command("serve-sim", add_help_option=False, context_settings=_PASS_THROUGH)(serve_sim)
+
+
+# serve-sim's arguments are those of `python -m harness.sim.server`, which explains and checks them.
+_PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def report_diagnosis(diagnosis: Diagnosis) -> None:
+    """Print what doctor found; exit 3 when something is in the way."""
+    for finding in diagnosis.findings:
+        remedy = f" -> {finding.remedy}" if finding.remedy else ""
+        print(f"{finding.subject:<8} {finding.fact}{remedy}", file=sys.stderr)
+    _last_line(diagnosis)
+    raise typer.Exit(0 if diagnosis.ok else 3)
+
+
+def verify(
+    run: Annotated[Path, typer.Argument(help="run folder", show_default=False)],
+    write: Annotated[
+        bool, typer.Option("--write", help="put recomputed figures in place of those that differ")
+    ] = False,
+) -> None:
+    """Recompute levels.csv from requests.jsonl, and compare the token counts of client, server and worker."""
+    report = verify_run(run, write)
+    for problem in report.problems:
+        print(problem, file=sys.stderr)
+    print(f"{report.points} points recomputed, {report.token_checks} token counts compared", file=sys.stderr)
+    _last_line(report)
+    raise typer.Exit(0 if report.ok else 3)
+
+
+def selftest_command(
+    seconds: Annotated[float, typer.Option(help="measuring window of each level")] = 4.0,
+) -> None:
+    """Calibrate this client on this machine against a bundled mock server; sweeps then know its limit."""
+    report = selftest(seconds=seconds)
+    for level in report.levels:
+        print(
+            f"C={level.concurrency:<4} ttft p50 {level.ttft_added_p50_s * 1e3:+.2f} ms, gap p99 "
+            f"{level.gap_added_p99_s * 1e3:+.2f} ms, {level.cpu_us_per_token:.1f} us of CPU per token",
+            file=sys.stderr,
+        )
+    print(f"kept in {save_calibration(report)}", file=sys.stderr)
+    _last_line(report)
+
+
+def serve_sim(context: typer.Context) -> None:
+    """Run one simulated SGLang server (see serve-sim --help)."""
+    raise typer.Exit(sim_server.main(context.args))
+
+
+def _last_line(document: msgspec.Struct) -> None:
+    print(msgspec.json.encode(document).decode(), flush=True)
 
 
 def sweep(
@@ -77,7 +147,7 @@ def sweep(
             reporter.say(f"warning: simulated servers (preset {settings.sim}): these are not measurements of yours")
         reporter.say(f"run folder: {folder}")
         outcome = run_sweep(settings, folder, command_line(), reporter, Keys(api_key, admin_api_key), resume)
-    print(msgspec.json.encode(outcome).decode())
+    _last_line(outcome)
     raise typer.Exit(outcome.exit_code)
 
 
