@@ -42,7 +42,11 @@ class EarlyOffStep(OffStep):
         _cap_shared_prefix(self.pending)
 
     def host_rows(self, batch: Any) -> list[int]:
-        return [req.req_pool_idx for req in batch.reqs]
+        """A request that has finished since the batch was made has given its row back; the batch still runs on it."""
+        for req in batch.reqs:
+            if req.req_pool_idx is not None:
+                req.specpivot_row = req.req_pool_idx
+        return [req.specpivot_row for req in batch.reqs]
 
     def lengths_known(self, new_seq_lens: Any, publish: Publish) -> Any:
         import torch

@@ -195,11 +195,9 @@ def tree(
 
 
 @pytest.fixture
-def wrong(slot: Slot, models: Path, probes: Path, arrangement: Arrangement) -> Iterator[Wanted]:
-    """How to start a patched server, for tests that make it fail; nothing else runs meanwhile."""
-    slot.empty()
-    yield slot_module.patched(arrangement, models, probes, name="wrong")
-    slot.empty()
+def wrong(models: Path, probes: Path, arrangement: Arrangement) -> Wanted:
+    """How to start a patched server, for tests that make it fail."""
+    return slot_module.patched(arrangement, models, probes, name="wrong")
 
 
 def _checked(patched: Patched) -> Iterator[Patched]:

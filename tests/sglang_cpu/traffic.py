@@ -130,10 +130,8 @@ def grammar() -> list[Json]:
 
 
 def penalised() -> list[Json]:
-    return [
-        {"text": prompt(i), "sampling_params": greedy(32, frequency_penalty=0.7, presence_penalty=0.3)}
-        for i in range(4)
-    ]
+    penalties = {"frequency_penalty": 1.2, "presence_penalty": 0.6}
+    return [{"text": prompt(i), "sampling_params": greedy(64, **penalties)} for i in range(8)]
 
 
 PARTS = {
