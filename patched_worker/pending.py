@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 NOBODY = -1  # host row of a request that has ended, but whose batch still runs once more
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from patched_worker import plain_graph_early
 from patched_worker.off_step import OffStep, Publish, synced_length
-from patched_worker.pending import NOBODY, Pending
+from patched_worker.pending import Pending
 
 VERSIONS = ("0.5.9", "0.5.12.post1")
 
