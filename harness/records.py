@@ -157,6 +157,9 @@ class LevelRow(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
     server_tokens: int | None = None  # /metrics delta over the point
     worker_tokens: int | None = None  # by_batch delta over the point
+    gpu_power_w: float | None = None  # all GPUs of this machine, mean over the window
+    gpu_utilisation: float | None = None  # of the busiest, 0 to 1
+    gpu_sm_clock_mhz: float | None = None  # of the busiest
 
     @property
     def key(self) -> PointKey:
@@ -218,6 +221,7 @@ class Workload(msgspec.Struct, frozen=True):
     seed: int
     sha256: str
     api: str = "generate"
+    range_ratio: float | None = None  # half the width of random lengths, as a share of their mean
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -242,6 +246,7 @@ class Manifest(msgspec.Struct, frozen=True):
     command: tuple[str, ...]
     specpivot_version: str
     settings: Settings
+    config: dict[str, Any]  # as given to the command, without secrets; --resume reads it
     workload: Workload
     environment: dict[str, Any]  # client host, GPU, driver, Python, versions
     variants: dict[str, VariantRecord] = {}

@@ -49,6 +49,8 @@ _EARLY = (
     "sglang.srt.speculative.eagle_info_v2:EagleDraftInputV2Mixin",
     "sglang.srt.managers.schedule_batch:Req.pop_committed_kv_cache",
     "sglang.srt.managers.schedule_batch:Req.pop_overallocated_kv_cache",
+    "sglang.srt.model_executor.model_runner:ModelRunner._get_attention_backend",
+    "sglang.srt.model_executor.cuda_graph_runner:CudaGraphRunner",
 )
 TOUCHES: dict[str, tuple[str, ...]] = {
     "0.5.9": (

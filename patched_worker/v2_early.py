@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
+from patched_worker import plain_graph_early
 from patched_worker.off_step import OffStep, Publish, synced_length
 from patched_worker.pending import Pending
 
@@ -35,8 +36,7 @@ class EarlyOffStep(OffStep):
     runner_attribute = "graph_runner"
 
     def __init__(self, worker: Any, sync_steps: int | None, version: str) -> None:
-        # no captured plain decode here: on a GPU these releases' off steps run the target eagerly
-        super().__init__(worker, sync_steps, (None, worker.target_worker.model_runner.attn_backend))
+        super().__init__(worker, sync_steps, plain_graph_early.capture(worker.target_worker.model_runner))
         self._last_token = "verified_id" if version == "0.5.9" else "bonus_tokens"
         self._pads = version == "0.5.9"
         _cap_shared_prefix(self.pending)

@@ -1,0 +1,48 @@
+# Everything runs in .venv, made from requirements.lock. `make demo` and `make test` need nothing but Python and gcc.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+PRESET ?= h200-llama31-8b-illustrative
+
+.PHONY: demo test test-sglang-full lint format lock clean
+
+# The main job on simulated servers. What people read goes to standard error; the last line on standard output is JSON.
+demo: $(INSTALLED)
+	@rm -rf results/demo
+	@$(BIN)/specpivot sweep --sim $(PRESET) --concurrency 1,4,16,32,64,128,256 --repeats 2 --warmup 1 --duration 1.5 \
+	  --time-scale 0.5 --out results/demo >/dev/null
+	@$(BIN)/specpivot export results/demo --format sglang -o results/demo/launch.sh
+	@$(BIN)/specpivot report results/demo >/dev/null
+	@$(BIN)/specpivot recommend results/demo
+
+# The real SGLang is installed under ~/.cache/specpivot at the first run: four releases, some minutes.
+test: $(INSTALLED)
+	$(BIN)/python -m pytest --ignore tests/sglang_cpu
+	$(BIN)/python -m pytest -m sglang
+
+test-sglang-full: $(INSTALLED)
+	$(BIN)/python -m pytest -m sglang_full
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock:
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --no-annotate \
+	  --group dev pyproject.toml -o requirements.lock
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
+
+$(INSTALLED): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info < (3, 14); \
+	  sys.exit(None if ok else "SpecPivot needs Python 3.11 to 3.13: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@

@@ -1,0 +1,376 @@
+"""How much the load generator itself adds, beside its peers: `python benchmarks/client.py`.
+
+Each tool drives the bundled mock server, which runs in another process on another core and stamps its own writes: 128
+tokens, 10 ms apart, 50 ms after the request. What a tool reports beyond the mock's stamps, the tool added. Tools take
+turns inside each round, and the medians over the rounds are shown. Peers run where a command for them is given:
+
+    python benchmarks/client.py --concurrency 64,256,1024 --rounds 5
+    python benchmarks/client.py --sglang "venv/bin/python -m sglang.bench_serving" --tokenizer MODEL_FOLDER
+    python benchmarks/client.py --memory          100,000 requests of 512 tokens: the client's peak memory
+
+CPU is that of the tool's processes between the mock's first request and its last chunk, so imports are not counted.
+The last line on standard output is one compact JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from harness.load import run_closed_loop
+from harness.load_plan import LoadPlan
+from harness.metrics import level_metrics
+from harness.mock import running_mock
+from harness.mock_streams import Timing
+from harness.records import PointKey, RequestRecord
+from harness.transport import TransportName
+from harness.workload import WorkloadPlan
+
+OUTPUT_TOKENS = 128
+INPUT_TOKENS = 128
+TIMING = Timing(ttft_s=0.05, gap_s=0.01)
+WAVES = 5  # requests per slot
+TIMEOUT_S = 240.0
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One run of one tool."""
+
+    tool: str
+    url: str
+    concurrency: int
+    requests: int
+    out: Path
+
+
+class Reported(msgspec.Struct, frozen=True):
+    """What a tool says of its run; None where it does not."""
+
+    ttft_p50_s: float | None
+    gap_p99_s: float | None
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One run: the tool's figures less the mock's, and what it cost."""
+
+    tool: str
+    concurrency: int
+    ttft_added_p50_s: float | None
+    gap_added_p99_s: float | None
+    tok_per_s: float
+    cpu_s_per_1k_tokens: float
+    in_flight_max: int
+    complete: bool
+
+
+def specpivot(case: Case, transport: TransportName, workers: int) -> list[str]:
+    me = [sys.executable, str(Path(__file__).resolve()), "--one", case.url, "--concurrency", str(case.concurrency)]
+    return [*me, "--requests", str(case.requests), "--transport", transport, "--workers", str(workers),
+            "--out", str(case.out)]  # fmt: skip
+
+
+def sglang(case: Case, command: str, tokenizer: str, rust: bool) -> list[str]:
+    return [
+        *shlex.split(command),
+        *(["--rust-client"] if rust else []),
+        *(
+            "--backend",
+            "sglang",
+            "--base-url",
+            case.url,
+            "--model",
+            tokenizer,
+            "--tokenizer",
+            tokenizer,
+            "--dataset-name",
+            "random-ids",
+        ),
+        *("--tokenize-prompt", "--random-input-len", str(INPUT_TOKENS), "--random-output-len", str(OUTPUT_TOKENS)),
+        *("--random-range-ratio", "1", "--num-prompts", str(case.requests), "--warmup-requests", "0"),
+        *("--max-concurrency", str(case.concurrency), "--disable-tqdm", "--output-file", str(case.out)),
+    ]
+
+
+def vllm(case: Case, command: str, tokenizer: str) -> list[str]:
+    return [
+        *shlex.split(command),
+        *("bench", "serve", "--backend", "openai", "--base-url", case.url, "--endpoint", "/v1/completions"),
+        *("--model", "mock", "--tokenizer", tokenizer, "--dataset-name", "random", "--ignore-eos"),
+        *("--random-input-len", str(INPUT_TOKENS), "--random-output-len", str(OUTPUT_TOKENS)),
+        *("--num-prompts", str(case.requests), "--max-concurrency", str(case.concurrency)),
+        *("--percentile-metrics", "ttft,itl", "--metric-percentiles", "50,99"),
+        *("--save-result", "--result-filename", str(case.out)),
+    ]
+
+
+def aiperf(case: Case, command: str, tokenizer: str) -> list[str]:
+    return [
+        *shlex.split(command),
+        *("profile", "-m", "mock", "-u", case.url, "--endpoint-type", "completions", "--streaming"),
+        *("--tokenizer", tokenizer, "--isl", str(INPUT_TOKENS), "--osl", str(OUTPUT_TOKENS), "--ui", "none"),
+        *("--extra-inputs", "ignore_eos:true", "--request-count", str(case.requests)),
+        *("--concurrency", str(case.concurrency), "--artifact-dir", f"{case.out}.d"),
+    ]
+
+
+def guidellm(case: Case, command: str, tokenizer: str) -> list[str]:
+    return [
+        *shlex.split(command),
+        *("run", "--backend", f"kind=openai_http,target={case.url}"),
+        *("--profile", f"kind=concurrent,streams={case.concurrency}"),
+        *("--constraint", f"kind=max_requests,count={case.requests}"),
+        *("--tokenizer", f"kind=hf_auto,model={tokenizer}", "--output", f"kind=json,path={case.out}"),
+        *("--data", f"kind=synthetic_text,prompt_tokens={INPUT_TOKENS},output_tokens={OUTPUT_TOKENS}"),
+        "--disable-console",
+    ]
+
+
+def read_milliseconds(out: Path) -> Reported:
+    """The results of sglang and vLLM."""
+    said = json.loads(out.read_text().strip().splitlines()[-1])
+    return Reported(said["median_ttft_ms"] / 1e3, said["p99_itl_ms"] / 1e3)
+
+
+def read_aiperf(out: Path) -> Reported:
+    said = json.loads((Path(f"{out}.d") / "profile_export_aiperf.json").read_text())
+    return Reported(said["time_to_first_token"]["p50"] / 1e3, None)  # its ITL is one mean per request
+
+
+def read_guidellm(out: Path) -> Reported:
+    said = json.loads(out.read_text())["benchmarks"][0]["metrics"]
+    return Reported(said["time_to_first_token_ms"]["successful"]["percentiles"]["p50"] / 1e3, None)
+
+
+def read_own(out: Path) -> Reported:
+    return msgspec.json.decode(out.read_bytes(), type=Reported)
+
+
+Tool = tuple[Callable[[Case], list[str]], Callable[[Path], Reported]]
+
+
+def tools(options: argparse.Namespace) -> dict[str, Tool]:
+    """The tools that can run here, ours first."""
+    tokenizer = options.tokenizer
+    found: dict[str, Tool] = {}
+    for transport in ("raw", "aiohttp"):
+        found[f"specpivot {transport}"] = (lambda case, t=transport: specpivot(case, t, options.workers)), read_own
+    if options.sglang:
+        found["sglang python"] = (lambda case: sglang(case, options.sglang, tokenizer, False)), read_milliseconds
+        found["sglang rust"] = (lambda case: sglang(case, options.sglang, tokenizer, True)), read_milliseconds
+    if options.vllm:
+        found["vllm"] = (lambda case: vllm(case, options.vllm, tokenizer)), read_milliseconds
+    if options.aiperf:
+        found["aiperf"] = (lambda case: aiperf(case, options.aiperf, tokenizer)), read_aiperf
+    if options.guidellm:
+        found["guidellm"] = (lambda case: guidellm(case, options.guidellm, tokenizer)), read_guidellm
+    return {name: tool for name, tool in found.items() if not options.tools or name in options.tools}
+
+
+def measure(name: str, tool: Tool, concurrency: int, options: argparse.Namespace) -> Result | None:
+    """Run one tool once; None where it failed."""
+    make, read = tool
+    requests = concurrency * WAVES
+    with (
+        running_mock(TIMING, core=options.server_core) as url,
+        tempfile.TemporaryDirectory() as folder,
+        (Path(folder) / "log").open("wb") as log,
+    ):
+        case = Case(name, url, concurrency, requests, Path(folder) / "out.json")
+        process = psutil.Popen(make(case), stdout=log, stderr=subprocess.STDOUT)
+        process.cpu_affinity(options.client_cores)
+        cpu = watch_cpu(process)
+        try:
+            code = process.wait(TIMEOUT_S)
+        except psutil.TimeoutExpired:
+            code = None
+            kill(process)
+        truth = stamps(url)
+        try:
+            reported = read(case.out)
+        except (OSError, KeyError, ValueError, IndexError, TypeError) as error:
+            tail = Path(log.name).read_text(errors="replace")[-600:]
+            print(f"{name} at C={concurrency}: exit {code}, {error!r}: {tail}", file=sys.stderr)
+            return None
+    tokens = truth["chunks"]
+    spent_s = cpu_between(cpu, truth["first_s"], truth["last_s"])
+    return Result(
+        tool=name,
+        concurrency=concurrency,
+        ttft_added_p50_s=less(reported.ttft_p50_s, truth["ttft_p50_s"]),
+        gap_added_p99_s=less(reported.gap_p99_s, truth["gap_p99_s"]),
+        tok_per_s=tokens / (truth["last_s"] - truth["first_s"]),
+        cpu_s_per_1k_tokens=spent_s / tokens * 1000,
+        in_flight_max=truth["in_flight_max"],
+        complete=truth["requests"] >= requests,
+    )
+
+
+def watch_cpu(process: psutil.Popen) -> list[tuple[float, float]]:
+    """(time, CPU seconds of the process and its children so far), twenty times a second until it ends."""
+    samples: list[tuple[float, float]] = []
+    ended: dict[int, float] = {}
+
+    def watch() -> None:
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            try:
+                for each in [process, *process.children(recursive=True)]:
+                    times = each.cpu_times()
+                    ended[each.pid] = times.user + times.system
+            except psutil.NoSuchProcess:
+                pass
+            samples.append((time.monotonic(), sum(ended.values())))
+            time.sleep(0.05)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return samples
+
+
+def cpu_between(samples: list[tuple[float, float]], start_s: float, end_s: float) -> float:
+    inside = [cpu for at, cpu in samples if start_s - 0.05 <= at <= end_s + 0.05]
+    return inside[-1] - inside[0] if len(inside) > 1 else float("nan")
+
+
+def kill(process: psutil.Popen) -> None:
+    for each in [*process.children(recursive=True), process]:
+        each.kill()
+    process.wait()
+
+
+def stamps(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{url}/stamps") as answer:
+        body: dict[str, Any] = json.load(answer)
+        return body
+
+
+def less(value: float | None, truth: float | None) -> float | None:
+    return None if value is None or truth is None else value - truth
+
+
+def run_one(options: argparse.Namespace) -> None:
+    """Our own client as one of the tools: a finite list, staggered over a second, everything measured."""
+    (concurrency,) = options.concurrency
+    records: list[RequestRecord] = []
+    plan = LoadPlan(
+        url=options.one,
+        concurrency=concurrency,
+        warmup_s=2.0,
+        duration_s=600.0,
+        workers=options.workers,
+        transport=options.transport,
+    )
+    work = WorkloadPlan(input_tokens=INPUT_TOKENS, output_tokens=OUTPUT_TOKENS)
+    requests = islice(work.requests(concurrency, 1), options.requests)
+    run_closed_loop(plan, requests, PointKey("baseline", concurrency, 1), 1, records.extend)
+    got = level_metrics(records, 0.0, 1e9)
+    Path(options.out).write_bytes(msgspec.json.encode(Reported(got.ttft_p50_s, got.gap_p99_s)))
+
+
+def run_memory(options: argparse.Namespace) -> dict[str, Any]:
+    """100,000 requests of 512 tokens at C=1024; records are counted and dropped, as a sweep writes them out."""
+    work = WorkloadPlan(input_tokens=16, output_tokens=512)
+    count = 0
+
+    def on_records(records: Any) -> None:
+        nonlocal count
+        count += len(records)
+
+    with running_mock(Timing(0.01, 0.001, tokens_per_chunk=8)) as url:
+        plan = LoadPlan(url=url, concurrency=1024, warmup_s=1.0, duration_s=3600.0, workers=options.workers)
+        requests = islice(work.requests(1024, 1), options.requests or 100_000)
+        started_s = time.monotonic()
+        result = run_closed_loop(plan, requests, PointKey("baseline", 1024, 1), 1, on_records)
+    parent = psutil.Process().memory_info().rss
+    return {
+        "requests": count,
+        "seconds": round(time.monotonic() - started_s, 1),
+        "worker_peak_bytes": result.client.peak_memory_bytes,
+        "workers": result.workers,
+        "parent_bytes": parent,
+    }
+
+
+def medians(results: list[Result]) -> Iterator[dict[str, Any]]:
+    """One row per tool and concurrency, in the order of first appearance."""
+    for place in dict.fromkeys((r.concurrency, r.tool) for r in results):
+        group = [r for r in results if (r.concurrency, r.tool) == place]
+        row: dict[str, Any] = {"concurrency": place[0], "tool": place[1], "runs": len(group)}
+        for name in ("ttft_added_p50_s", "gap_added_p99_s", "tok_per_s", "cpu_s_per_1k_tokens", "in_flight_max"):
+            values = [value for r in group if (value := getattr(r, name)) is not None]
+            row[name] = statistics.median(values) if values else None
+        row["complete"] = all(r.complete for r in group)
+        yield row
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    head = "| C | tool | TTFT p50 added, ms | gap p99 added, ms | tok/s | CPU s / 1,000 tokens | in flight, max |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        ttft, gap = ("" if row[k] is None else f"{row[k] * 1e3:.1f}" for k in ("ttft_added_p50_s", "gap_added_p99_s"))
+        figures = f"{row['tok_per_s']:.0f} | {row['cpu_s_per_1k_tokens']:.3f} | {row['in_flight_max']:.0f}"
+        lines.append(f"| {row['concurrency']} | {row['tool']} | {ttft} | {gap} | {figures} |")
+    return "\n".join(lines)
+
+
+def parsed() -> argparse.Namespace:
+    cores = sorted(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--concurrency", default="64,256,1024", help="comma-separated")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=1, help="our client processes")
+    parser.add_argument("--server-core", type=int, default=cores[-1])
+    parser.add_argument("--client-cores", default=str(cores[0]), help="comma-separated")
+    parser.add_argument("--tools", action="append", help="only these")
+    parser.add_argument("--tokenizer", default="", help="folder of a tokenizer, for the peers")
+    for peer in ("sglang", "vllm", "aiperf", "guidellm"):
+        parser.add_argument(f"--{peer}", default="", help=f"command that starts {peer}")
+    parser.add_argument("--memory", action="store_true", help="measure peak memory instead")
+    parser.add_argument("--requests", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--transport", default="raw", help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.concurrency = [int(text) for text in options.concurrency.split(",")]
+    options.client_cores = [int(text) for text in options.client_cores.split(",")]
+    return options
+
+
+def main() -> None:
+    options = parsed()
+    if options.one:
+        run_one(options)
+        return
+    if options.memory:
+        print(json.dumps(run_memory(options)))
+        return
+    results: list[Result] = []
+    for number in range(options.rounds):
+        for concurrency in options.concurrency:
+            for name, tool in tools(options).items():
+                result = measure(name, tool, concurrency, options)
+                print(f"round {number + 1}: {result}", file=sys.stderr)
+                results += [result] if result is not None else []
+    rows = list(medians(results))
+    print(table(rows))
+    print(json.dumps({"load_average": os.getloadavg()[0], "rows": rows}, separators=(",", ":")))
+
+
+if __name__ == "__main__":
+    main()

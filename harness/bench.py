@@ -1,0 +1,279 @@
+"""Measures one point on servers that are up: idle gate, flush, policy, load, proof, row. Sweep and tuner share it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from harness.checks import judge
+from harness.config import SweepConfig
+from harness.endpoint import specpivot_block
+from harness.errors import UserError
+from harness.load import LoadResult, run_closed_loop
+from harness.load_plan import LoadPlan
+from harness.metrics import level_metrics
+from harness.proof import Steps, contradiction, identity, steps_between, wrong_worker
+from harness.records import LevelRow, PointKey, RequestRecord, Status, Variant
+from harness.runfolder import RunWriter
+from harness.selftest import load_calibration
+from harness.servers import Server
+from harness.telemetry import GpuSampler
+from harness.workload import WorkloadPlan
+from patched_worker.policy import NEVER_DISABLE, Policy
+
+IDLE_TIMEOUT_S = 60.0
+SLIP_LIMIT = 0.02  # of the window: a simulated server further behind has shown other step times than its table
+WARM_UP_S = 2.0  # of load per level, before the first point
+WARM_UP_REPEAT = 0  # whose requests no point sends
+GENERATED = "sglang:generation_tokens_total"
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What a server says at one edge of a point."""
+
+    identity: str
+    block: dict[str, Any] | None
+    generated: float | None
+    slipped_s: float = 0.0  # how far a simulated server is behind its own clock
+
+
+class Bench:
+    """Servers, a workload and a run folder, ready to measure points.
+
+    Args:
+        config: the sweep's settings.
+        writer: where records and rows go.
+        servers: the server that plays each variant.
+        workload: the request lists.
+        attempts: how often each point was measured before.
+        stop: set to end the point in progress early; its records are kept.
+    """
+
+    def __init__(
+        self,
+        config: SweepConfig,
+        writer: RunWriter,
+        servers: dict[Variant, Server],
+        workload: WorkloadPlan,
+        attempts: Counter[PointKey],
+        stop: threading.Event,
+    ) -> None:
+        self.config = config
+        self.writer = writer
+        self.servers = servers
+        self.workload = workload
+        self.attempts = attempts
+        self.stop = stop
+        self._calibration = load_calibration()
+
+    def measure(
+        self, key: PointKey, policy: Policy | None, on_progress: Callable[[float], None] | None = None
+    ) -> LevelRow:
+        """Measure a point and put its row into levels.csv.
+
+        Args:
+            key: the point; its variant's server must be up.
+            policy: what the patched server must hold; None leaves a stock server alone.
+            on_progress: called with the seconds of the point that have passed.
+        """
+        server = self.servers[key.variant]
+        self.attempts[key] += 1
+        row = self._measured(server, key, policy, on_progress)
+        self.writer.put_row(row)
+        return row
+
+    def warm_up(self, server: Server) -> None:
+        """Serve every load once, unmeasured, then freeze the garbage collector.
+
+        A kernel is loaded when a batch first needs it, and a full collection in SGLang's processes stops all streams
+        for up to half a second; either would fall into whichever point comes first. /freeze_gc is SGLang's remedy.
+        """
+        always, never = Policy.from_threshold(None), Policy.from_threshold(0)
+        for policy in (never, always) if server.patched else (None,):
+            for level in sorted(self.config.concurrency, reverse=True):
+                if self.stop.is_set() or self._prepare(server, policy):
+                    return
+                key = PointKey(server.plan.variants[0], level, WARM_UP_REPEAT)
+                plan = replace(self._load_plan(server, key), warmup_s=WARM_UP_S / 2, duration_s=WARM_UP_S / 2)
+                requests = self.workload.requests(level, WARM_UP_REPEAT)
+                run_closed_loop(plan, requests, key, 0, lambda records: None, None, self.stop)
+        server.endpoint.freeze_gc()
+
+    def _measured(
+        self, server: Server, key: PointKey, policy: Policy | None, on_progress: Callable[[float], None] | None
+    ) -> LevelRow:
+        set_policy = policy if server.patched else None
+        problem = self._prepare(server, set_policy)
+        if problem:
+            return self._row(server, key, set_policy, "invalid", problem)
+        before = read(server)
+        records: list[RequestRecord] = []
+
+        def keep(batch: Sequence[RequestRecord]) -> None:
+            scaled = [stretched(record, self._scale(server)) for record in batch]
+            records.extend(scaled)
+            self.writer.add_requests(scaled)
+
+        with GpuSampler() as gpu:
+            result = run_closed_loop(
+                self._load_plan(server, key),
+                self.workload.requests(key.concurrency, key.repeat),
+                key,
+                self.attempts[key],
+                keep,
+                on_progress,
+                self.stop,
+            )
+        after = read(server)
+        row = self._judged(server, key, set_policy, records, result, before, after)
+        return row if server.simulation else with_gpu(row, gpu, result)
+
+    def _prepare(self, server: Server, policy: Policy | None) -> str | None:
+        """Make the server ready for a point; the verdict when it cannot be."""
+        if not server.endpoint.healthy():
+            return "server_died"
+        if server.endpoint.wait_idle(IDLE_TIMEOUT_S) is False:
+            return "server_busy"
+        server.endpoint.flush_cache()
+        if policy is not None:
+            try:
+                server.endpoint.set_policy(policy)
+            except UserError:
+                return "policy_refused"
+        return None
+
+    def _load_plan(self, server: Server, key: PointKey) -> LoadPlan:
+        scale = self._scale(server)
+        return LoadPlan(
+            url=server.endpoint.url,
+            api=self.config.api,
+            headers=server.endpoint.headers,
+            concurrency=key.concurrency,
+            warmup_s=self.config.warmup_s / scale,
+            duration_s=self.config.duration_s / scale,
+            workers=self.config.client_workers,
+            transport=self.config.transport,
+        )
+
+    @staticmethod
+    def _scale(server: Server) -> float:
+        return float(server.simulation["time_scale"]) if server.simulation else 1.0
+
+    def _judged(
+        self,
+        server: Server,
+        key: PointKey,
+        policy: Policy | None,
+        records: list[RequestRecord],
+        result: LoadResult,
+        before: Reading,
+        after: Reading,
+    ) -> LevelRow:
+        scale = self._scale(server)
+        window = (result.window_start_s * scale, result.window_end_s * scale)
+        metrics = level_metrics(records, *window)
+        steps, unproven = _proven(before, after, policy)
+        if before.identity != after.identity or before.identity != server.identity:
+            unproven = unproven or "another server answers at this address"
+        unproven = unproven or wrong_worker(self.config.worker, server.record.worker)
+        client = replace(result.client, lag_p99_s=result.client.lag_p99_s * scale)
+        judgement = judge(
+            metrics,
+            client,
+            key.concurrency,
+            workers=result.workers,
+            interrupted=result.interrupted,
+            server_died=result.server_died,
+            unproven=unproven,
+            shared_prefix=self.config.api == "chat",
+            calibration=None if server.simulation else self._calibration,
+        )
+        row = self._row(server, key, policy, judgement.status, judgement.verdict)
+        if row.usable and after.slipped_s - before.slipped_s > SLIP_LIMIT * metrics.duration_s:
+            row = replace(row, status="invalid", verdict="simulation_slipped")
+        figures = metrics.row_fields()
+        if steps is not None:
+            figures["accept_len"] = steps.accept_len  # requests cannot tell plain steps from verify steps
+        generated = None if before.generated is None or after.generated is None else after.generated - before.generated
+        return replace(
+            row,
+            flags=judgement.flags,
+            client_lag_p99_s=client.lag_p99_s,
+            client_cpu=client.cpu,
+            steps_on=steps.on if steps else None,
+            steps_off=steps.off if steps else None,
+            switches=steps.switches if steps else None,
+            worker_tokens=steps.tokens if steps else None,
+            server_tokens=None if generated is None else round(generated),
+            **figures,
+        )
+
+    def _row(self, server: Server, key: PointKey, policy: Policy | None, status: Status, verdict: str) -> LevelRow:
+        return LevelRow(
+            variant=key.variant,
+            concurrency=key.concurrency,
+            repeat=key.repeat,
+            status=status,
+            verdict=verdict,
+            attempt=self.attempts[key],
+            server_run=server.record.server_run,
+            worker=server.record.worker,
+            threshold=None if policy is None else NEVER_DISABLE if policy.threshold is None else policy.threshold,
+            resume_at=policy.resume_at if policy else None,
+            min_dwell=policy.min_dwell if policy else None,
+        )
+
+
+def with_gpu(row: LevelRow, gpu: GpuSampler, result: LoadResult) -> LevelRow:
+    """The row with what this machine's GPUs did in the window; as it is where there are none."""
+    figures = gpu.figures(result.zero_s + result.window_start_s, result.zero_s + result.window_end_s)
+    if figures is None:
+        return row
+    return msgspec.structs.replace(
+        row,
+        gpu_power_w=figures.power_w,
+        gpu_utilisation=figures.utilisation,
+        gpu_sm_clock_mhz=figures.sm_clock_mhz,
+        flags=f"{row.flags} gpu_throttled".strip() if figures.throttled else row.flags,
+    )
+
+
+def read(server: Server) -> Reading:
+    """Read the counters and the identity of a server."""
+    info = server.endpoint.server_info()
+    samples = server.endpoint.metrics()
+    # The counter appears with its first increment.
+    generated = samples.get(GENERATED, 0.0) if samples and "sglang:num_running_reqs" in samples else None
+    simulation = (info or {}).get("simulation") or {}
+    return Reading(identity(info), specpivot_block(info), generated, float(simulation.get("slipped_s", 0.0)))
+
+
+def _proven(before: Reading, after: Reading, policy: Policy | None) -> tuple[Steps | None, str | None]:
+    """The window's decode steps by a patched worker, and why they do not prove the policy."""
+    if policy is None:
+        return None, None
+    if before.block is None or after.block is None:
+        return None, "the patched worker reports nothing"
+    try:
+        steps = steps_between(before.block, after.block)
+    except ValueError as error:
+        return None, str(error)
+    return steps, contradiction(steps, after.block, policy)
+
+
+def stretched(record: RequestRecord, scale: float) -> RequestRecord:
+    """A record on the simulated clock, on which `scale` seconds pass per second of ours."""
+    if scale == 1.0:
+        return record
+    return replace(
+        record,
+        start_s=record.start_s * scale,
+        end_s=record.end_s * scale,
+        send_delay_s=record.send_delay_s * scale,
+        chunk_ticks=tuple(round(ticks * scale) for ticks in record.chunk_ticks),
+    )

@@ -1,0 +1,183 @@
+"""What a sweep is asked to do: the command line's flags and sweep.toml are the same fields, checked in one place."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from harness.endpoint import check_url
+from harness.errors import UserError
+from harness.records import PATCHED_VARIANTS, SPECULATIVE_VARIANTS, VARIANTS, Variant
+from patched_worker.policy import Policy
+
+WorkerGeneration = Literal["auto", "v1", "v2"]
+Residency = Literal["auto", "together", "alternate"]
+DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
+MAX_CONCURRENCY = 65536
+
+
+class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One sweep.
+
+    Attributes:
+        variants: what to measure; empty means all that the servers given can do.
+        concurrency: closed-loop levels, in requests in flight.
+        repeats: how often each point is measured, interleaved.
+        duration_s, warmup_s: the measuring window of a point, and the load before it that is not counted.
+        threshold, resume_at, min_dwell: the policy of `dynamic`.
+        input_tokens, output_tokens: lengths of a request, exact for random prompts.
+        random_range_ratio: random lengths are uniform in [mean * (1 - ratio), mean * (1 + ratio)]; 0 is exact.
+        vocab_size: random token ids stay below it; one above the model's own makes SGLang crash.
+        sim: preset of simulated servers; time_scale simulated seconds pass per second.
+        attach: variant to URL of a running server.
+        model, draft, tp: what to start; num_steps, topk and draft_tokens are SGLang's speculative settings.
+        worker: which EAGLE worker generation must run: v1 (overlap off) or v2; auto takes SGLang's default.
+        server_args, server_env: passed to every server that is started.
+        resident: whether all servers are up at once ("together") or in turn ("alternate").
+    """
+
+    variants: tuple[Variant, ...] = ()
+    concurrency: tuple[int, ...] = DEFAULT_CONCURRENCY
+    repeats: int = 3
+    duration_s: float = msgspec.field(default=20.0, name="duration")
+    warmup_s: float = msgspec.field(default=5.0, name="warmup")
+    threshold: int | None = None
+    resume_at: int | None = None
+    min_dwell: int | None = None
+    input_tokens: int = 128
+    output_tokens: int = 128
+    random_range_ratio: float = 0.0
+    dataset: str = "random"
+    vocab_size: int = 32000
+    api: Literal["generate", "completions", "chat"] = "generate"
+    seed: int = 1
+    transport: Literal["auto", "raw", "aiohttp"] = "auto"
+    client_workers: int = 0
+    sim: str | None = None
+    time_scale: float = 1.0
+    attach: dict[str, str] = {}
+    model: str | None = None
+    draft: str | None = None
+    tp: int = 1
+    num_steps: int = 3
+    topk: int = 1
+    draft_tokens: int | None = None
+    worker: WorkerGeneration = "auto"
+    server_args: tuple[str, ...] = ()
+    server_env: dict[str, str] = {}
+    resident: Residency = "auto"
+    start_timeout_s: float = msgspec.field(default=900.0, name="start_timeout")
+
+    @property
+    def dynamic_policy(self) -> Policy:
+        return Policy.from_threshold(self.threshold, self.resume_at, self.min_dwell)
+
+    @property
+    def max_concurrency(self) -> int:
+        return max(self.concurrency)
+
+
+def load_config(path: Path) -> dict[str, Any]:
+    """The keys of a sweep.toml, each one checked to exist; values are checked by `make_config`.
+
+    Raises:
+        UserError: unreadable, not TOML, or a key that no sweep has.
+    """
+    try:
+        document = msgspec.toml.decode(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; give an existing --config") from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from error
+    known = [field.encode_name for field in msgspec.structs.fields(SweepConfig)]
+    for key in document:
+        if key not in known:
+            raise UserError(f"{path}: unknown key {key!r}{_suggestion(key, known)}")
+    return dict(document)
+
+
+def make_config(values: dict[str, Any]) -> SweepConfig:
+    """A checked configuration from flags and file keys.
+
+    Raises:
+        UserError: naming the key and what it may be.
+    """
+    for name in values.get("variants", ()):
+        if name not in VARIANTS:
+            raise UserError(f"unknown variant {name!r}{_suggestion(str(name), VARIANTS)}")
+    try:
+        config = msgspec.convert(values, SweepConfig)
+    except msgspec.ValidationError as error:
+        raise UserError(f"bad configuration: {error}") from error
+    _check(config)
+    return config
+
+
+def _check(config: SweepConfig) -> None:
+    for complaint, is_bad in _COMPLAINTS.items():
+        if is_bad(config):
+            raise UserError(complaint)
+    try:
+        policy = config.dynamic_policy
+    except ValueError as error:
+        raise UserError(f"threshold: {error}") from error
+    if "dynamic" in config.variants and policy.threshold is None:
+        raise UserError("variant 'dynamic' needs a threshold; add --threshold N (`specpivot recommend` finds one)")
+    for name, url in config.attach.items():
+        if name not in VARIANTS:
+            raise UserError(f"--attach {name}=...: unknown variant{_suggestion(name, VARIANTS)}")
+        check_url(url)
+
+
+def _is_length(value: float) -> bool:
+    return math.isfinite(value) and value > 0
+
+
+_COMPLAINTS: dict[str, Callable[[SweepConfig], bool]] = {
+    "concurrency: give at least one level, each from 1 to 65536, such as --concurrency 1,2,4,8": lambda c: (
+        not c.concurrency or not all(1 <= level <= MAX_CONCURRENCY for level in c.concurrency)
+    ),
+    "concurrency: a level is given twice; name each one once": lambda c: len(set(c.concurrency)) < len(c.concurrency),
+    "variants: one is given twice; name each one once": lambda c: len(set(c.variants)) < len(c.variants),
+    "repeats: give 1 or more": lambda c: c.repeats < 1,
+    "duration: give a number of seconds above 0": lambda c: not _is_length(c.duration_s),
+    "warmup: give a number of seconds, 0 or more": lambda c: not math.isfinite(c.warmup_s) or c.warmup_s < 0,
+    "time_scale: give a number above 0": lambda c: not _is_length(c.time_scale),
+    "input_tokens and output_tokens: give 1 or more": lambda c: min(c.input_tokens, c.output_tokens) < 1,
+    "vocab_size: give 16 or more": lambda c: c.vocab_size < 16,
+    "random_range_ratio: give a number from 0 to below 1": lambda c: not 0 <= c.random_range_ratio < 1,
+    "tp: give 1 or more GPUs": lambda c: c.tp < 1,
+    "give only one of --sim, --attach and --model": lambda c: (
+        sum((c.sim is not None, bool(c.attach), c.model is not None)) > 1
+    ),
+    "a speculative variant needs --draft PATH beside --model": lambda c: (
+        c.model is not None and c.draft is None and not SPECULATIVE_VARIANTS.isdisjoint(c.variants)
+    ),
+}
+
+
+def variants_to_run(config: SweepConfig) -> tuple[Variant, ...]:
+    """The variants asked for, or all that make sense with the servers given."""
+    if config.variants:
+        return config.variants
+    if config.attach:
+        return tuple(v for v in VARIANTS if v in config.attach)
+    able = [v for v in VARIANTS if v != "dynamic" or config.threshold is not None]
+    if config.model is not None and config.draft is None:
+        able = [v for v in able if v not in SPECULATIVE_VARIANTS]
+    return tuple(able)
+
+
+def is_patched(variants: tuple[Variant, ...]) -> bool:
+    """Whether these variants need the patched worker."""
+    return not PATCHED_VARIANTS.isdisjoint(variants)
+
+
+def _suggestion(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"

@@ -1,0 +1,88 @@
+"""What a person sees on standard error while a sweep runs: a bar with the time left, and a line per finished point."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
+
+from harness.records import LevelRow, PointKey
+
+
+class ConsoleReporter:
+    """Writes to standard error: lines always, the bar on a terminal only. Use it as a context manager."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=None, left="", visible=False)
+        self._planned_s = 0.0
+        self._points = self._done = 0
+        self._began = time.monotonic()
+
+    def __enter__(self) -> ConsoleReporter:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def say(self, line: str) -> None:
+        style = "yellow" if line.startswith(("warning", "not run")) else ""
+        self.console.print(Text(line, style=style), soft_wrap=True)
+
+    def plan(self, points: int, seconds: float) -> None:
+        self._points, self._done, self._planned_s = points, 0, seconds
+        self._began = time.monotonic()
+        self.say(f"{points} points to measure, about {_duration(seconds)}")
+        if points:
+            self.say(_HEADING)
+        self._bar.update(self._task, total=points, completed=0, visible=points > 0)
+
+    def point(self, key: PointKey, seconds_in: float) -> None:
+        self._bar.update(self._task, description=str(key), left=self._left(seconds_in))
+
+    def row(self, row: LevelRow) -> None:
+        self._done += 1
+        self._bar.update(self._task, completed=self._done, left=self._left(0.0))
+        self.console.print(row_line(row), soft_wrap=True)
+
+    def _left(self, seconds_in: float) -> str:
+        """Time left, from the plan at first and from the points done later."""
+        per_point = self._planned_s / max(self._points, 1)
+        if self._done:
+            per_point = (time.monotonic() - self._began - seconds_in) / self._done
+        return f"{_duration(max(0.0, per_point * (self._points - self._done) - seconds_in))} left"
+
+
+_HEADING = f"{'variant':<20}{'C':>5} {'rep':>3}  {'tok/s':>9} {'ttft p50':>10} {'tpot p50':>10}  verdict"
+
+
+def row_line(row: LevelRow) -> Text:
+    """One finished point as a line of a table."""
+    cells = f"{row.variant:<20}{row.concurrency:>5} {row.repeat:>3}  "
+    cells += f"{_number(row.output_tok_per_s, 1, 0):>9} "
+    cells += f"{_number(row.ttft_p50_s, 1e3, 1, ' ms'):>10} {_number(row.tpot_p50_s, 1e3, 2, ' ms'):>10}  "
+    verdict = row.verdict if row.usable else f"{row.status}: {row.verdict}"
+    line = Text(cells)
+    line.append(verdict, style="green" if row.usable else "bold red")
+    return line.append(f" {row.flags}" if row.flags else "", style="yellow")
+
+
+def _number(value: float | None, factor: float, digits: int, unit: str = "") -> str:
+    return "-" if value is None else f"{value * factor:,.{digits}f}{unit}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

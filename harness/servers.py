@@ -1,0 +1,208 @@
+"""Servers of a sweep: attached to, or started in a process group of their own, waited for, proven and stopped."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from harness.endpoint import Endpoint, specpivot_block
+from harness.environment import server_environment
+from harness.errors import UserError
+from harness.proof import identity, reported_arguments, worker_of
+from harness.records import ServerRecord
+from harness.variants import ServerPlan
+
+STOP_GRACE_S = 20.0
+# SGLang takes further ports near its own for its ranks, so servers are kept well apart.
+_PORTS = range(20_000, 31_000, 500)
+
+
+class ServerDied(UserError):
+    """A server that was started ended before it was ready."""
+
+
+class Server(msgspec.Struct, frozen=True):
+    """A server that is up, and what it has shown of itself."""
+
+    plan: ServerPlan
+    endpoint: Endpoint
+    record: ServerRecord
+    identity: str
+    simulation: dict[str, Any] | None = None
+
+    @property
+    def patched(self) -> bool:
+        return self.record.worker_proof.get("how") == "reported"
+
+
+def attach(plan: ServerPlan, api_key: str | None, admin_api_key: str | None) -> Server:
+    """Look at a server that runs already.
+
+    Raises:
+        UserError: nothing answers there.
+    """
+    endpoint = Endpoint(str(plan.url), api_key, admin_api_key)
+    if not endpoint.healthy():
+        raise UserError(f"no server answers at {endpoint.public_url}/health; start it, or correct --attach")
+    return prove(plan, endpoint)
+
+
+@contextmanager
+def running(
+    plans: Sequence[ServerPlan], logs: Path, timeout_s: float, stop: threading.Event, say: Callable[[str], None]
+) -> Iterator[dict[str, Server | UserError]]:
+    """Start servers side by side, wait for all, and stop them in the end, whatever happens.
+
+    Args:
+        plans: what to start.
+        logs: folder for NAME.log of each.
+        timeout_s: how long a server may take until it is healthy.
+        stop: set to stop waiting.
+        say: called with a line about each server that came up or did not.
+
+    Yields:
+        By plan name, the server or why it is not there.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        started = []
+        for plan in plans:
+            port = free_port()
+            process = _spawn(plan, port, logs / f"{plan.name}.log")
+            processes.append(process)
+            started.append((plan, port, process))
+        yield {plan.name: _ready(plan, port, process, logs, timeout_s, stop, say) for plan, port, process in started}
+    finally:
+        stop_all(processes)
+
+
+def free_port() -> int:
+    """A port on which nothing listens, with free neighbours."""
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise UserError("no free port between 20000 and 31000 on 127.0.0.1; stop some servers")
+
+
+def prove(
+    plan: ServerPlan, endpoint: Endpoint, process: subprocess.Popen[bytes] | None = None, log: str = ""
+) -> Server:
+    """Read what a server says of itself, and what it cannot say."""
+    info = endpoint.server_info()
+    worker, how = worker_of(info)
+    lacking = tuple(
+        name
+        for name, there in (("/server_info", info is not None), ("/metrics", endpoint.metrics() is not None))
+        if not there
+    )
+    mark = identity(info)
+    started = psutil.Process(process.pid).create_time() if process else None
+    record = ServerRecord(
+        server_run=f"{process.pid}@{started:.0f}" if process else f"{endpoint.public_url}#{mark}",
+        url=endpoint.public_url,
+        pid=process.pid if process else None,
+        start_time=started,
+        arguments=plan.command,
+        env=server_environment({**os.environ, **plan.env}) if process else {},
+        version=str((info or {}).get("version", "")),
+        server_args=reported_arguments(info),
+        worker=worker,
+        worker_proof={"how": how, **_proof(specpivot_block(info))},
+        lacking=lacking,
+        log=log,
+    )
+    simulation = (info or {}).get("simulation")
+    return Server(plan, endpoint, record, mark, simulation if isinstance(simulation, dict) else None)
+
+
+def _proof(block: dict[str, Any] | None) -> dict[str, Any]:
+    keys = ("module", "version", "source_hash", "policy_id", "modified_source")
+    return {key: block[key] for key in keys if key in block} if block else {}
+
+
+def _spawn(plan: ServerPlan, port: int, log: Path) -> subprocess.Popen[bytes]:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            [*plan.command, "--port", str(port)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **plan.env},
+            start_new_session=True,  # Ctrl-C must reach us first, and its whole group must be stoppable
+        )
+
+
+def _ready(
+    plan: ServerPlan,
+    port: int,
+    process: subprocess.Popen[bytes],
+    logs: Path,
+    timeout_s: float,
+    stop: threading.Event,
+    say: Callable[[str], None],
+) -> Server | UserError:
+    log = logs / f"{plan.name}.log"
+    endpoint = Endpoint(f"http://127.0.0.1:{port}")
+    began = time.monotonic()
+    while not endpoint.healthy(timeout_s=10):
+        if process.poll() is not None:
+            return ServerDied(f"server {plan.name} ended with code {process.returncode}: {last_line(log)} (see {log})")
+        if stop.is_set():
+            return ServerDied(f"server {plan.name} was stopped before it was up")
+        if time.monotonic() - began > timeout_s:
+            return ServerDied(f"server {plan.name} was not healthy after {timeout_s:.0f} s; see {log}")
+        time.sleep(0.2)
+    server = prove(plan, endpoint, process, str(log.name))
+    say(f"{plan.name} is up on port {port}, worker {server.record.worker or 'unknown'}")
+    return server
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says something, cut to 200 characters; an exception line where there is one."""
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return "no log"
+    errors = [line for line in lines if "Error" in line or "error:" in line]
+    return (errors or lines or ["nothing was logged"])[-1][:200]
+
+
+def stop_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Stop every process group started, politely and then not; returns when none is left."""
+    for process in processes:
+        _signal_group(process, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_GRACE_S
+    while any(_group_alive(process) for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for process in processes:
+        _signal_group(process, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def _group_alive(process: subprocess.Popen[bytes]) -> bool:
+    process.poll()
+    try:
+        os.killpg(process.pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

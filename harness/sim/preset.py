@@ -1,0 +1,211 @@
+"""A preset: everything the engine knows about one machine, model and draft, as one JSON file.
+
+The tables are of three servers: the baseline with the overlap scheduler, the same without it, and a patched
+speculative one, whose off step costs what its reference's decode step costs plus a tax. A preset says whether its
+tables were inverted from measured runs or merely illustrate.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from harness.errors import UserError
+from harness.records import VARIANTS, Variant
+from harness.sim.acceptance import Acceptance
+from harness.sim.steptime import StepTable, TaxTable
+
+# Format history. A reader refuses another number.
+#   1  first format
+PRESET_SCHEMA = 1
+DEFAULT_PRESET = "h200-llama31-8b-illustrative"
+PRESETS = Path(__file__).with_name("presets")
+
+
+class ServerTables(msgspec.Struct, frozen=True):
+    """Step times of an unpatched server: decode by batch, prefill by tokens of one prefill batch."""
+
+    decode: StepTable
+    prefill: StepTable
+
+
+class PatchedTables(msgspec.Struct, frozen=True):
+    """Step times of the patched server.
+
+    Attributes:
+        reference: the variant whose decode step its off step is made of (v1 runs without overlap, v2 with).
+        worker: SGLang's worker generation.
+        speculative: decode step by batch, by number of draft steps.
+        prefill: target and draft prefill together.
+        off_tax: cost of an off step beyond the reference's decode step, as a fraction.
+        switch_cost_s: added to a step that speculates after one that did not, or the other way round.
+    """
+
+    reference: Literal["baseline", "baseline_no_overlap"]
+    worker: Literal["v1", "v2"]
+    speculative: dict[int, StepTable]
+    prefill: StepTable
+    off_tax: TaxTable
+    switch_cost_s: float = 0.0
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """SGLang's own limits, by their argument's name; in requests and tokens."""
+
+    max_running_requests: int
+    max_total_num_tokens: int
+    chunked_prefill_size: int = 8192
+    context_length: int = 8192
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """Which measurements a preset's tables were inverted from.
+
+    Attributes:
+        runs: names of the run folders.
+        concurrency: the points that were used; every other one is a prediction.
+        input_tokens, output_tokens: of the requests; other lengths are extrapolation.
+    """
+
+    runs: tuple[str, ...]
+    concurrency: tuple[int, ...]
+    input_tokens: int
+    output_tokens: int
+
+
+class FrontEnd(msgspec.Struct, frozen=True):
+    """What lies between a user and the scheduler: HTTP, tokenizer, detokenizer, one request after the other.
+
+    Attributes:
+        delay_s: from when a request is sent until the front end is done with it, if it is alone.
+        per_request_s: of that, the part for which it keeps later requests waiting.
+        jitter_s: mean of what comes on top, exponentially distributed: event loops and the network.
+    """
+
+    delay_s: float = 0.0
+    per_request_s: float = 0.0
+    jitter_s: float = 0.0
+
+
+NO_FRONT_END = FrontEnd()
+
+
+class Preset(msgspec.Struct, frozen=True):
+    """One simulated machine.
+
+    Attributes:
+        description: where the figures come from, in a sentence.
+        calibration: the measurements behind the tables; None where they merely illustrate.
+    """
+
+    schema: int
+    name: str
+    description: str
+    gpu: str
+    model: str
+    draft: str
+    sglang_version: str
+    acceptance: Acceptance
+    baseline: ServerTables
+    baseline_no_overlap: ServerTables
+    patched: PatchedTables
+    limits: Limits
+    frontend: FrontEnd = NO_FRONT_END
+    calibration: Calibration | None = None
+
+    @property
+    def origin(self) -> Literal["measured", "illustrative"]:
+        return "illustrative" if self.calibration is None else "measured"
+
+
+class Costs(msgspec.Struct, frozen=True):
+    """What the steps of one server cost: its decode and prefill tables, and what speculation adds."""
+
+    decode: StepTable
+    prefill: StepTable
+    off_tax: TaxTable | None = None
+    speculative: dict[int, StepTable] = {}
+    switch_cost_s: float = 0.0
+
+    def decode_s(self, batch: int, drafts: int) -> float:
+        """Seconds of a decode step of `batch` requests with `drafts` draft steps.
+
+        Raises:
+            UserError: the tables hold no step of this width, nor one on either side of it.
+        """
+        if drafts == 0:
+            seconds = self.decode.at(batch)
+            return seconds if self.off_tax is None else seconds * (1 + self.off_tax.at(batch))
+        widths = sorted(self.speculative)
+        low = max((width for width in widths if width <= drafts), default=None)
+        high = min((width for width in widths if width >= drafts), default=None)
+        if low is None or high is None:
+            raise UserError(f"this preset has no step times for {drafts} draft steps; it has {widths}")
+        low_s, high_s = self.speculative[low].at(batch), self.speculative[high].at(batch)
+        return low_s if low == high else low_s + (high_s - low_s) * (drafts - low) / (high - low)
+
+
+def costs_of(preset: Preset, variant: Variant) -> Costs:
+    """The tables of the server that plays `variant`; eagle3, dynamic and forced_off are the same server."""
+    if variant == "baseline" or variant == "baseline_no_overlap":
+        tables = preset.baseline if variant == "baseline" else preset.baseline_no_overlap
+        return Costs(tables.decode, tables.prefill)
+    patched = preset.patched
+    reference = preset.baseline if patched.reference == "baseline" else preset.baseline_no_overlap
+    return Costs(reference.decode, patched.prefill, patched.off_tax, patched.speculative, patched.switch_cost_s)
+
+
+def preset_names() -> list[str]:
+    """The presets that come with the package."""
+    return sorted(file.stem for file in PRESETS.glob("*.json"))
+
+
+def load_preset(name: str | Path) -> Preset:
+    """Read a preset of the package by its name, or any preset by its path.
+
+    Raises:
+        UserError: there is none, or the file is damaged or of another schema.
+    """
+    file = Path(name)
+    if file.suffix != ".json":
+        file = PRESETS / f"{name}.json"
+    try:
+        body = file.read_bytes()
+    except OSError as error:
+        known = ", ".join(preset_names())
+        raise UserError(f"no preset {name} ({error.strerror}); give one of {known}, or a path to a .json") from error
+    try:
+        preset = msgspec.json.decode(body, type=Preset)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"preset {file} is damaged: {error}; make it again with harness.sim.calibrate") from error
+    if preset.schema != PRESET_SCHEMA:
+        raise UserError(
+            f"preset {file} has schema {preset.schema}, this SpecPivot reads {PRESET_SCHEMA}; make it again"
+        )
+    return preset
+
+
+def save_preset(preset: Preset, file: Path) -> None:
+    """Write a preset as JSON.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    try:
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(preset), indent=1) + b"\n")
+    except OSError as error:
+        raise UserError(f"cannot write the preset {file}: {error.strerror}; give another -o") from error
+
+
+def checked_variant(name: str) -> Variant:
+    """`name` as a variant.
+
+    Raises:
+        UserError: there is no such variant.
+    """
+    for variant in VARIANTS:
+        if variant == name:
+            return variant
+    raise UserError(f"unknown variant {name}; give one of {', '.join(VARIANTS)}")

@@ -1,0 +1,357 @@
+"""The sweep: every variant at every concurrency, repeated and interleaved, resumable at any moment.
+
+Repeats are interleaved so that a drift of the machine (clocks, temperature, a neighbour) falls on all variants alike:
+variants alternate inside each concurrency, their order turns from point to point, and every other repeat walks the
+concurrencies downwards.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import msgspec
+
+from harness.bench import Bench
+from harness.config import SweepConfig, variants_to_run
+from harness.environment import collect_environment, installed
+from harness.errors import UserError
+from harness.proof import wrong_worker
+from harness.records import (
+    PATCHED_VARIANTS,
+    SCHEMA_VERSION,
+    LevelRow,
+    Manifest,
+    PointKey,
+    RequestRecord,
+    ServerRecord,
+    Settings,
+    Variant,
+    VariantRecord,
+)
+from harness.runfolder import RunFolder, RunWriter
+from harness.servers import Server, attach, running
+from harness.variants import ServerPlan, confounders, policy_of, reference_of, server_plans, unequal
+from harness.workload import WorkloadPlan
+
+
+class Reporter(Protocol):
+    """What a person is told while a sweep runs."""
+
+    def say(self, line: str) -> None: ...
+    def plan(self, points: int, seconds: float) -> None: ...
+    def point(self, key: PointKey, seconds_in: float) -> None: ...
+    def row(self, row: LevelRow) -> None: ...
+
+
+class Keys(msgspec.Struct, frozen=True):
+    """Secrets: handed on to servers, never written."""
+
+    api_key: str | None = None
+    admin_api_key: str | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a sweep ended."""
+
+    run: str
+    source: str
+    points: int
+    usable: int
+    invalid: int
+    not_run: dict[str, str]
+    interrupted: bool
+
+    @property
+    def exit_code(self) -> int:
+        if self.interrupted:
+            return 130
+        if not self.usable:
+            return 4
+        return 0 if self.usable == self.points and not self.not_run else 3
+
+
+def run_sweep(
+    config: SweepConfig, out: Path, command: Sequence[str], reporter: Reporter, keys: Keys, resume: bool = False
+) -> Outcome:
+    """Measure everything that is missing from a run folder.
+
+    Args:
+        config: what to measure.
+        out: the run folder.
+        command: the command line, for the manifest.
+        reporter: told of every step.
+        keys: the servers' API keys.
+        resume: go on with the run in `out`.
+
+    Raises:
+        UserError: bad input, or no server could be had.
+    """
+    run = RunWriter.resume(out) if resume else RunWriter.create(out, new_manifest(config, command))
+    with run as writer, interruptible() as stop:
+        for phase in _phases(config):
+            if not stop.is_set():
+                _run_phase(config, phase, writer, reporter, keys, stop)
+        return _outcome(writer, stop.is_set())
+
+
+def workload_of(config: SweepConfig) -> WorkloadPlan:
+    """The request lists of a sweep."""
+    return WorkloadPlan(
+        dataset=config.dataset,
+        input_tokens=config.input_tokens,
+        output_tokens=config.output_tokens,
+        range_ratio=config.random_range_ratio,
+        seed=config.seed,
+        api=config.api,
+        vocab_size=config.vocab_size,
+    )
+
+
+def new_manifest(config: SweepConfig, command: Sequence[str]) -> Manifest:
+    """The manifest of a run that begins now."""
+    wanted = variants_to_run(config)
+    return Manifest(
+        schema=SCHEMA_VERSION,
+        source="simulated" if config.sim is not None else "measured",
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=tuple(command),
+        specpivot_version=installed("specpivot") or "source",
+        settings=Settings(
+            variants=wanted,
+            concurrency=config.concurrency,
+            repeats=config.repeats,
+            duration_s=config.duration_s,
+            warmup_s=config.warmup_s,
+            threshold=config.threshold,
+            resume_at=config.resume_at,
+            min_dwell=config.min_dwell,
+        ),
+        config=msgspec.to_builtins(config),
+        workload=workload_of(config).describe(config.concurrency, config.repeats),
+        environment=collect_environment(),
+    )
+
+
+# One phase: the servers that are up together, and the repeats measured on them.
+Phase = tuple[tuple[ServerPlan, ...], tuple[int, ...]]
+
+
+def _phases(config: SweepConfig) -> list[Phase]:
+    """All servers at once, or (where they do not fit) a reference block, each other server, the reference again."""
+    plans = server_plans(config)
+    repeats = tuple(range(1, config.repeats + 1))
+    together = config.resident == "together" or (config.resident == "auto" and config.tp == 1)
+    if together or config.model is None or len(plans) == 1:
+        return [(plans, repeats)]
+    first, *others = plans
+    half = (len(repeats) + 1) // 2
+    phases: list[Phase] = [((first,), repeats[:half]), *(((plan,), repeats) for plan in others)]
+    return [*phases, ((first,), repeats[half:])] if repeats[half:] else phases
+
+
+def _order(variants: Sequence[Variant], concurrency: Sequence[int], repeats: Sequence[int]) -> Iterator[PointKey]:
+    turn = 0
+    for repeat in repeats:
+        for level in concurrency if repeat % 2 else tuple(reversed(concurrency)):
+            for offset in range(len(variants)):
+                yield PointKey(variants[(turn + offset) % len(variants)], level, repeat)
+            turn += 1
+
+
+def _run_phase(
+    config: SweepConfig, phase: Phase, writer: RunWriter, reporter: Reporter, keys: Keys, stop: threading.Event
+) -> None:
+    plans, repeats = phase
+    variants = [variant for plan in plans for variant in plan.variants]
+    finished = {row.key for row in writer.rows if row.usable}
+    todo = [key for key in _order(variants, config.concurrency, repeats) if key not in finished]
+    if not todo:
+        return
+    with opened(config, plans, writer, workload_of(config), reporter, keys, stop) as bench:
+        todo = [key for key in todo if key.variant in bench.servers]
+        reporter.plan(len(todo), len(todo) * point_seconds(config))
+        for key in todo:
+            if stop.is_set():
+                return
+            reporter.row(bench.measure(key, policy_of(key.variant, config), _progress(reporter, key)))
+
+
+@contextmanager
+def opened(
+    config: SweepConfig,
+    plans: Sequence[ServerPlan],
+    writer: RunWriter,
+    workload: WorkloadPlan,
+    reporter: Reporter,
+    keys: Keys,
+    stop: threading.Event,
+) -> Iterator[Bench]:
+    """Servers up, proven, written down and warm, ready to measure any points.
+
+    Raises:
+        UserError: a server that every point needs could not be had.
+    """
+    bench = Bench(config, writer, {}, workload, _attempts(writer.path, writer.rows), stop)
+    with _servers(config, plans, bench, reporter, keys) as found:
+        bench.servers = _players(found)
+        _record_servers(config, writer, found, reporter)
+        for server in found.values():
+            if isinstance(server, Server) and not server.simulation:
+                reporter.say(f"warming up {server.plan.name}")
+                bench.warm_up(server)
+        yield bench
+
+
+def _progress(reporter: Reporter, key: PointKey) -> Callable[[float], None]:
+    return lambda seconds: reporter.point(key, seconds)
+
+
+def point_seconds(config: SweepConfig) -> float:
+    """About how long a point takes, in seconds of ours: warm-up, window, and two seconds to drain and read counters."""
+    return (config.warmup_s + config.duration_s) / config.time_scale + 2.0
+
+
+@contextmanager
+def _servers(
+    config: SweepConfig, plans: Sequence[ServerPlan], bench: Bench, reporter: Reporter, keys: Keys
+) -> Iterator[dict[str, Server | UserError]]:
+    if config.attach:
+        yield {plan.name: attach(plan, keys.api_key, keys.admin_api_key) for plan in plans}
+        return
+    reporter.say(f"starting {', '.join(plan.name for plan in plans)} ({'simulated' if config.sim else 'SGLang'})")
+    with running(plans, bench.writer.path / "logs", config.start_timeout_s, bench.stop, reporter.say) as found:
+        yield found
+
+
+def _players(found: dict[str, Server | UserError]) -> dict[Variant, Server]:
+    """The server of each variant that can be played: dynamic and forced_off need a patched one."""
+    return {
+        variant: server
+        for server in found.values()
+        if isinstance(server, Server)
+        for variant in server.plan.variants
+        if server.patched or variant not in PATCHED_VARIANTS
+    }
+
+
+def _record_servers(
+    config: SweepConfig, writer: RunWriter, found: dict[str, Server | UserError], reporter: Reporter
+) -> None:
+    """Write down who plays what, what differs between the servers, and what could not be had."""
+    up = {name: server.record for name, server in found.items() if isinstance(server, Server)}
+    table = confounders(up)
+    warnings = [*unequal(table), *_lacking(up), *_wrong_worker(config, up)]
+    manifest = writer.manifest
+    previous = {record.server_run: record for record in manifest.servers.values()}
+    writer.set_manifest(
+        msgspec.structs.replace(
+            manifest,
+            servers=previous | {record.server_run: record for record in up.values()},
+            variants=manifest.variants | _variant_records(config, found),
+            confounders=manifest.confounders | table,
+            warnings=tuple(dict.fromkeys([*manifest.warnings, *warnings])),
+            simulation=next((s.simulation for s in found.values() if isinstance(s, Server) and s.simulation), None),
+        )
+    )
+    for line in warnings:
+        reporter.say(f"warning: {line}")
+    for variant, record in writer.manifest.variants.items():
+        if record.not_run:
+            reporter.say(f"not run: {variant}: {record.not_run}")
+
+
+def _variant_records(config: SweepConfig, found: dict[str, Server | UserError]) -> dict[str, VariantRecord]:
+    records: dict[str, VariantRecord] = {}
+    wanted = variants_to_run(config)
+    for plan in server_plans(config):
+        server = found.get(plan.name)
+        if server is None:
+            continue
+        for variant in plan.variants:
+            records[variant] = _variant_record(variant, server, config, wanted)
+    for variant in wanted:
+        if config.attach and variant not in config.attach:
+            records[variant] = VariantRecord(not_run="no --attach URL was given for it")
+    return records
+
+
+def _variant_record(
+    variant: Variant, server: Server | UserError, config: SweepConfig, wanted: tuple[Variant, ...]
+) -> VariantRecord:
+    if isinstance(server, UserError):
+        return VariantRecord(not_run=str(server))
+    if variant in PATCHED_VARIANTS and not server.patched:
+        return VariantRecord(
+            not_run=f"{server.record.url} is no patched server; start it with python -m patched_worker"
+        )
+    policy = policy_of(variant, config) if server.patched else None
+    return VariantRecord(
+        server_run=server.record.server_run,
+        reference=reference_of(variant, wanted, server.record.server_args.get("disable_overlap_schedule") is True),
+        policy=None if policy is None else msgspec.to_builtins(policy),
+    )
+
+
+def _lacking(up: dict[str, ServerRecord]) -> list[str]:
+    return [
+        f"{name} lacks {', '.join(record.lacking)}: idle, token counts and worker are not verified there"
+        for name, record in up.items()
+        if record.lacking
+    ]
+
+
+def _wrong_worker(config: SweepConfig, up: dict[str, ServerRecord]) -> list[str]:
+    complaint = wrong_worker(config.worker, up["speculative"].worker) if "speculative" in up else None
+    return [complaint] if complaint else []
+
+
+def _attempts(out: Path, rows: Iterable[LevelRow]) -> Counter[PointKey]:
+    """How often each point was begun before, whether or not it was finished."""
+    attempts: Counter[PointKey] = Counter()
+    lines: Iterator[LevelRow | RequestRecord] = chain(rows, RunFolder(out).requests())
+    for line in lines:
+        attempts[line.key] = max(attempts[line.key], line.attempt)
+    return attempts
+
+
+def _outcome(writer: RunWriter, interrupted: bool) -> Outcome:
+    manifest, rows = writer.manifest, writer.rows
+    not_run = {name: record.not_run for name, record in manifest.variants.items() if record.not_run}
+    runnable = [v for v in manifest.settings.variants if v not in not_run]
+    usable = sum(row.usable for row in rows)
+    return Outcome(
+        run=str(writer.path),
+        source=manifest.source,
+        points=len(runnable) * len(manifest.settings.concurrency) * manifest.settings.repeats,
+        usable=usable,
+        invalid=len(rows) - usable,
+        not_run=not_run,
+        interrupted=interrupted,
+    )
+
+
+@contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """Let Ctrl-C and SIGTERM end the point in progress and keep what was measured; a second one ends at once."""
+    stop = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    old: dict[int, Any] = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -1,0 +1,130 @@
+"""Does levels.csv say what requests.jsonl holds, and do client, server and worker agree on the tokens?
+
+Every figure that comes from requests is computed again. Token counts are compared per point: the client's sum, the
+difference of the server's /metrics counter, and the patched worker's decode tokens, which lack the first token of each
+request because a prefill makes it.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.checks import judge
+from harness.load_plan import ClientStats
+from harness.metrics import LevelMetrics, level_metrics
+from harness.records import LevelRow, PointKey, RequestRecord
+from harness.runfolder import RunFolder, RunWriter
+
+REL_TOLERANCE = 1e-5  # levels.csv holds seven digits
+
+
+class VerifyReport(msgspec.Struct, frozen=True):
+    """What verify found.
+
+    Attributes:
+        points: rows of levels.csv that were recomputed.
+        token_checks: comparisons of token counts that could be made.
+        problems: one line each; none means that the run holds together.
+        written: rows that were replaced by their recomputed figures.
+    """
+
+    run: str
+    points: int
+    token_checks: int
+    problems: tuple[str, ...]
+    written: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify_run(path: Path, write: bool = False) -> VerifyReport:
+    """Recompute a run's levels.csv from its requests and compare token counts.
+
+    Args:
+        path: the run folder.
+        write: put recomputed figures in place of those that differ.
+
+    Raises:
+        UserError: no run folder, damaged, or (write) not writable.
+    """
+    folder = RunFolder(path)
+    rows = folder.levels()
+    records = _by_point(folder, rows)
+    problems: list[str] = []
+    changed: list[LevelRow] = []
+    checks = 0
+    for row in rows:
+        metrics = level_metrics(records[row.key], row.window_start_s, row.window_end_s)
+        differing = _differences(row, metrics)
+        if differing:
+            changed.append(msgspec.structs.replace(row, **{name: new for name, _, new in differing}))
+        problems += [f"{row.key}: {name} is {old}, the requests give {new}" for name, old, new in differing]
+        problems += _verdict_problem(row, metrics)
+        made, wrong = _token_problems(row, records[row.key])
+        checks += made
+        problems += [f"{row.key}: {text}" for text in wrong]
+    if write and changed:
+        with RunWriter.resume(path) as writer:
+            for row in changed:
+                writer.put_row(row)
+    return VerifyReport(str(path), len(rows), checks, tuple(problems), len(changed) if write else 0)
+
+
+def _by_point(folder: RunFolder, rows: list[LevelRow]) -> dict[PointKey, list[RequestRecord]]:
+    """The records of the attempt that each row counts."""
+    counts = {row.key: row.attempt for row in rows}
+    points: dict[PointKey, list[RequestRecord]] = {row.key: [] for row in rows}
+    for record in folder.requests():
+        if counts.get(record.key) == record.attempt:
+            points[record.key].append(record)
+    return points
+
+
+def _differences(row: LevelRow, metrics: LevelMetrics) -> list[tuple[str, Any, Any]]:
+    """(column, in the file, recomputed) wherever they differ."""
+    figures = metrics.row_fields()
+    if row.steps_on is not None:
+        del figures["accept_len"]  # a patched worker's own, which knows the steps that speculated
+    pairs = ((name, getattr(row, name), new) for name, new in figures.items())
+    return [(name, old, new) for name, old, new in pairs if not _equal(old, new)]
+
+
+def _equal(old: Any, new: Any) -> bool:
+    if old is None or new is None:
+        return old is new
+    return math.isclose(old, new, rel_tol=REL_TOLERANCE, abs_tol=1e-9)
+
+
+def _verdict_problem(row: LevelRow, metrics: LevelMetrics) -> list[str]:
+    """A row that calls itself usable must pass the checks that its own figures allow."""
+    if not row.usable:
+        return []
+    client = ClientStats(lag_p99_s=row.client_lag_p99_s or 0.0, cpu=row.client_cpu or 0.0)
+    # A shared prefix may have been declared; whether it was, the row does not say.
+    verdict = judge(metrics, client, row.concurrency, shared_prefix=True).verdict
+    return [] if verdict == "ok" else [f"{row.key}: its verdict is ok, its figures say {verdict}"]
+
+
+def _token_problems(row: LevelRow, records: list[RequestRecord]) -> tuple[int, list[str]]:
+    """(comparisons made, what disagrees). A failed or interrupted request leaves tokens that nobody can attribute."""
+    if not records or not all(record.ok for record in records):
+        return 0, []
+    client = sum(record.output_tokens for record in records)
+    decoded = client - sum(record.output_tokens > 0 for record in records)
+    wrong = []
+    made = 0
+    if row.server_tokens is not None:
+        made += 1
+        if row.server_tokens != client:
+            wrong.append(f"the client counted {client} tokens, the server's /metrics {row.server_tokens}")
+    if row.worker_tokens is not None:
+        made += 1
+        if row.worker_tokens != decoded:
+            wrong.append(f"the client counted {decoded} decoded tokens, the worker {row.worker_tokens}")
+    return made, wrong

@@ -1,0 +1,85 @@
+"""verify finds a row that its requests do not support, and token counts that disagree."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness.metrics import level_metrics
+from harness.records import SCHEMA_VERSION, LevelRow, Manifest, RequestRecord, Settings, Workload
+from harness.runfolder import RunFolder, RunWriter
+from harness.verify import verify_run
+
+MANIFEST = Manifest(
+    schema=SCHEMA_VERSION,
+    source="simulated",
+    created_at="2026-01-01T00:00:00+00:00",
+    command=("specpivot", "sweep"),
+    specpivot_version="0",
+    settings=Settings(("forced_off",), (2,), 1, 1.0, 0.0),
+    config={},
+    workload=Workload("random", 8, 8, 1, "0" * 64),
+    environment={},
+)
+# Two slots, each busy for the whole of a second: ten requests of eight tokens, 24 ms apart.
+RECORDS = [
+    RequestRecord(
+        "forced_off", 2, 1, index, start_s=index // 2 * 0.2, end_s=index // 2 * 0.2 + 0.2, attempt=2,
+        chunk_ticks=(3200, *(2400,) * 7), output_tokens=8,
+    )
+    for index in range(10)
+]  # fmt: skip
+
+
+def write(path: Path, records: list[RequestRecord] = RECORDS, **changes: object) -> None:
+    """A run with one point, whose row is right but for `changes`."""
+    figures = level_metrics(records, 0.0, 1.0).row_fields()
+    row = LevelRow("forced_off", 2, 1, "done", "ok", attempt=2, client_lag_p99_s=0.001, client_cpu=0.1, **figures)
+    with RunWriter.create(path, MANIFEST) as writer:
+        writer.add_requests([msgspec.structs.replace(record, attempt=1, output_tokens=1) for record in records[:3]])
+        writer.add_requests(records)
+        writer.put_row(msgspec.structs.replace(row, **changes))
+
+
+def test_a_sound_run(tmp_path: Path) -> None:
+    """Earlier attempts do not count; client, server and worker agree, the worker without each request's first token."""
+    write(tmp_path / "run", server_tokens=80, worker_tokens=70)
+    report = verify_run(tmp_path / "run")
+    assert (report.problems, report.points, report.token_checks, report.ok) == ((), 1, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"output_tok_per_s": 90.0}, "output_tok_per_s is 90.0"),
+        ({"ttft_p50_s": None}, "ttft_p50_s is None"),
+        ({"requests": 9}, "requests is 9, the requests give 10"),
+        ({"server_tokens": 81}, "the client counted 80 tokens, the server's /metrics 81"),
+        ({"worker_tokens": 80}, "the client counted 70 decoded tokens, the worker 80"),
+        ({"client_cpu": 0.99}, "its figures say client_limited"),
+    ],
+)
+def test_what_does_not_hold_is_named(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+    """Each disagreement is one line that names the point and both values."""
+    write(tmp_path / "run", **changes)
+    (problem,) = verify_run(tmp_path / "run").problems
+    assert words in problem
+    assert problem.startswith("forced_off C=2 repeat 1: ")
+
+
+def test_failed_requests_leave_tokens_unattributed(tmp_path: Path) -> None:
+    """No token comparison is claimed where a request failed."""
+    broken = [*RECORDS[:-1], msgspec.structs.replace(RECORDS[-1], error="cancelled")]
+    write(tmp_path / "run", broken, status="partial", verdict="interrupted", server_tokens=81)
+    report = verify_run(tmp_path / "run")
+    assert (report.token_checks, report.problems) == (0, ())
+
+
+def test_write_puts_the_recomputed_figures_in_place(tmp_path: Path) -> None:
+    """After --write the run verifies, and the rest of the row is as it was."""
+    write(tmp_path / "run", output_tok_per_s=90.0, worker="W")
+    assert verify_run(tmp_path / "run", write=True).written == 1
+    assert verify_run(tmp_path / "run").ok
+    # Two of the eighty tokens arrive at the window's very end, which is no longer in it.
+    (row,) = RunFolder(tmp_path / "run").levels()
+    assert (row.output_tok_per_s, row.worker) == (78.0, "W")

@@ -1,0 +1,80 @@
+"""Request lists: drawn from a seed, of exact length, equal for every variant and different for every point."""
+
+from itertools import islice
+
+import msgspec
+import pytest
+
+from harness.workload import PlannedRequest, WorkloadPlan
+
+
+def first(plan: WorkloadPlan, count: int, concurrency: int = 8, repeat: int = 1) -> list[PlannedRequest]:
+    return list(islice(plan.requests(concurrency, repeat), count))
+
+
+@pytest.mark.parametrize("length", [1, 2, 32, 8192])
+def test_random_prompts_have_exactly_their_length(length: int) -> None:
+    """As many ids as planned, all inside the vocabulary, and the plan says so."""
+    planned = first(WorkloadPlan(input_tokens=length, output_tokens=9), 3)
+    for number, request in enumerate(planned):
+        body = msgspec.json.decode(request.body)
+        assert len(body["input_ids"]) == length == request.prompt_tokens
+        assert all(1000 <= i < 32000 for i in body["input_ids"])
+        assert body["sampling_params"] == {"temperature": 0, "max_new_tokens": 9, "ignore_eos": True}
+        assert body["stream"] is True
+        assert (request.index, request.output_tokens) == (number, 9)
+
+
+def test_a_list_is_the_same_each_time() -> None:
+    """Bytes are drawn from SHAKE: this hash holds on every machine and library version."""
+    assert first(WorkloadPlan(), 20) == first(WorkloadPlan(), 20)
+    described = WorkloadPlan(input_tokens=4).describe([1, 2], 2)
+    assert described.sha256 == "d5779d195d39e1802ca1485b4b5dc3c27c17672a6b49433889968688d0259018"
+
+
+def test_points_share_no_prefix() -> None:
+    """Seed, concurrency and repeat each change every prompt from its first ids on."""
+    lists = [
+        first(WorkloadPlan(seed=seed), 20, concurrency, repeat)
+        for seed in (0, 1)
+        for concurrency in (4, 8)
+        for repeat in (1, 2)
+    ]
+    heads = {bytes(request.body[:40]) for requests in lists for request in requests}
+    assert len(heads) == 8 * 20
+
+
+def test_a_small_vocabulary_is_respected() -> None:
+    """A test model's vocabulary bounds the ids."""
+    body = msgspec.json.decode(first(WorkloadPlan(vocab_size=300), 1)[0].body)
+    assert max(body["input_ids"]) < 300
+
+
+def test_stopping_early_can_be_allowed() -> None:
+    """Without ignore_eos no number of output tokens is demanded."""
+    (request,) = first(WorkloadPlan(ignore_eos=False), 1)
+    assert request.output_tokens is None
+
+
+def test_openai_bodies_ask_for_usage_in_every_chunk() -> None:
+    """completions takes ids; chat takes text, whose length only the server knows."""
+    (completions,) = first(WorkloadPlan(api="completions", model="m", input_tokens=6), 1)
+    body = msgspec.json.decode(completions.body)
+    assert len(body["prompt"]) == 6 == completions.prompt_tokens
+    assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    (chat,) = first(WorkloadPlan(api="chat", model="m", input_tokens=6, sampling={"top_p": 0.5}), 1)
+    body = msgspec.json.decode(chat.body)
+    assert len(body["messages"][0]["content"].split()) == 6
+    assert (body["model"], body["max_tokens"], body["top_p"], chat.prompt_tokens) == ("m", 128, 0.5, None)
+
+
+def test_random_lengths_spread_around_their_mean() -> None:
+    """With a range ratio lengths vary inside it, keep their mean, and are what the bodies ask for."""
+    plan = WorkloadPlan(input_tokens=64, output_tokens=100, range_ratio=0.5, seed=3)
+    planned = list(islice(plan.requests(8, 1), 400))
+    lengths = [(p.prompt_tokens, p.output_tokens) for p in planned]
+    assert lengths == list(islice(plan.lengths(8, 1), 400))
+    outputs = [output for _, output in lengths]
+    assert (min(outputs), max(outputs)) == (50, 150)
+    assert abs(sum(outputs) / 400 - 100) < 5
+    assert {len(msgspec.json.decode(p.body)["input_ids"]) for p in planned} <= set(range(32, 97))

@@ -1,0 +1,53 @@
+"""The arrows between the packages go one way, and patched_worker loads with the standard library alone."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ALLOWED = {
+    "patched_worker": {"patched_worker"},
+    "harness": {"harness", "patched_worker.policy"},
+    "tuner": {"tuner", "harness", "patched_worker.policy"},
+}
+OURS = ("patched_worker", "harness", "tuner", "specpivot")
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Every module of ours that a file imports."""
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    return {name for name in names if name.split(".")[0] in OURS}
+
+
+def violations(package: str, source: str) -> set[str]:
+    """Imports in `source` that `package` may not make."""
+    allowed = ALLOWED[package]
+    return {n for n in imported(ast.parse(source)) if n not in allowed and n.split(".")[0] not in allowed}
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_imports_go_one_way(package: str) -> None:
+    """No module imports from a package above its own."""
+    for file in (ROOT / package).rglob("*.py"):
+        assert violations(package, file.read_text()) == set(), file
+
+
+def test_a_wrong_arrow_is_found() -> None:
+    """The check can fail: harness importing the tuner, or the worker's internals, is an error."""
+    assert violations("harness", "import tuner.curves\nfrom patched_worker.control import x") == {
+        "tuner.curves",
+        "patched_worker.control",
+    }
+
+
+def test_patched_worker_needs_no_third_party_package() -> None:
+    """It is imported inside SGLang's processes: nothing of ours may bring a dependency along."""
+    code = "import sys, patched_worker.policy; print([m for m in ('msgspec', 'numpy', 'aiohttp') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,111 @@
+"""Score, literal objective, constraint and off tax against values worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness.errors import UserError
+from harness.records import LevelRow, Variant
+from tests.tuner.runs import rows
+from tuner import objective
+from tuner.objective import Curves, curves
+
+
+def point(variant: Variant, c: int, rate: float, repeat: int = 0) -> LevelRow:
+    tpot_s = c / rate
+    return LevelRow(
+        variant, c, repeat, "done", "ok", decode_batch_mean=float(c), output_tok_per_s=rate, tpot_p50_s=tpot_s
+    )
+
+
+def hand(weights: dict[int, float] | None = None) -> Curves:
+    made = [
+        point("baseline", 1, 100), point("eagle3", 1, 200), point("forced_off", 1, 90),
+        point("baseline", 4, 400), point("eagle3", 4, 300), point("forced_off", 4, 360),
+    ]  # fmt: skip
+    return curves(made, "forced_off", "baseline", weights)
+
+
+def test_score_by_hand() -> None:
+    """Geometric mean of the share of the better of baseline and eagle3, for each way to switch."""
+    assert objective.score(hand(), 1) == pytest.approx((1.0 * 0.9) ** 0.5)
+    assert objective.score(hand(), 0) == pytest.approx((0.45 * 0.9) ** 0.5)
+    assert objective.score(hand(), None) == pytest.approx((1.0 * 0.75) ** 0.5)
+
+
+def test_weights_shift_the_score() -> None:
+    """Traffic that only knows the small level does not see what happens at the large one; counts take the nearest."""
+    assert objective.score(hand({1: 3.0}), None) == pytest.approx(1.0)
+    assert objective.score(hand({1: 1.0, 5: 2.0, 3: 1.0, 0: 9.0}), None) == pytest.approx(0.75 ** (3 / 4))
+
+
+def test_literal_objective_and_its_indifference() -> None:
+    """Peak throughput under the constraint takes the smallest threshold that keeps a lone user fast."""
+    answer = objective.literal(hand(), slack=0.05)
+    assert answer.threshold == 1
+    assert answer.tok_per_s == pytest.approx(360)
+    assert objective.literal(hand(), slack=1.5).threshold == 0
+    indifferent = objective.literal(curves(rows(noise=1e-6), "forced_off", "baseline", None), slack=0.05)
+    assert indifferent.within_half_percent[0] == 1
+    assert (indifferent.within_half_percent[1] or 0) > 100
+
+
+def test_latency_constraint_needs_a_clear_violation() -> None:
+    """Off at C=1 breaks the constraint; an interval that reaches the bound does not."""
+    assert objective.latency_c1(hand(), 0, 0.05).ok is False
+    assert objective.latency_c1(hand(), 1, 0.05).ok is True
+    made = [msgspec.structs.replace(point("forced_off", 1, 188), tpot_p50_s_low=1 / 200, tpot_p50_s_high=1 / 180)]
+    close = curves([point("eagle3", 1, 200), *made], "forced_off", "baseline", None)
+    assert objective.latency_c1(close, 0, 0.05).ok is True
+
+
+def test_off_tax() -> None:
+    """forced_off against its reference, by concurrency; nothing to say where forced_off was not measured."""
+    assert objective.off_tax(hand()) == pytest.approx({"1": 0.1, "4": 0.1})
+    assert (
+        objective.off_tax(curves([point("eagle3", 1, 2), point("baseline", 1, 1)], "baseline", "baseline", None)) == {}
+    )
+
+
+def test_score_interval_holds_the_score() -> None:
+    """The interval of the score is around it, and narrow where noise is small."""
+    c = curves(rows(noise=0.01), "forced_off", "baseline", None)
+    low, high = objective.score_interval(c, 60)
+    assert low < objective.score(c, 60) < high
+    assert high - low < 0.03
+
+
+def test_candidates_split_the_levels() -> None:
+    """There is one candidate per way of splitting the levels."""
+    assert objective.candidates(hand()) == [0, 1, None]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "concurrency\n1\n",
+        "concurrency,weight\n1,-1\n",
+        "concurrency,weight\nx,1\n",
+        "concurrency,weight\n1,0\n",
+        "concurrency,weight\n1,nan\n",
+    ],
+)
+def test_bad_weights_are_refused_by_name(tmp_path: Path, text: str) -> None:
+    """Each damaged histogram is one line that names the file."""
+    file = tmp_path / "w.csv"
+    file.write_text(text)
+    with pytest.raises(UserError, match=r"w\.csv"):
+        objective.read_weights(file)
+
+
+def test_weights_are_read(tmp_path: Path) -> None:
+    """Two columns become a mapping; a missing file is named."""
+    file = tmp_path / "w.csv"
+    file.write_text("concurrency,weight\n1,2.5\n8,1\n")
+    assert objective.read_weights(file) == {1: 2.5, 8: 1.0}
+    with pytest.raises(UserError, match=r"none\.csv"):
+        objective.read_weights(tmp_path / "none.csv")

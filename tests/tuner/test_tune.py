@@ -1,0 +1,190 @@
+"""specpivot tune on a machine of known truth: run folder, budget, interruption and resumption, words."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks.worlds import Machine
+from harness.config import SweepConfig, make_config
+from harness.errors import UserError
+from harness.records import LevelRow, PointKey, ServerRecord, VariantRecord
+from harness.runfolder import RunFolder, RunWriter
+from harness.sweep import Keys
+from patched_worker.policy import Policy
+from tests.tuner.test_search import world
+from tuner import tune
+from tuner.recommend import read
+from tuner.tune import TuneOptions, run_tune
+from tuner.tune_cli import seconds
+
+CONFIG = make_config({"sim": "any", "concurrency": [1, 2, 4, 8, 16, 32, 64, 128, 256], "duration": 1.0, "warmup": 0.0})
+
+
+class Quiet:
+    """A reporter that remembers what was said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def plan(self, points: int, seconds: float) -> None:
+        self.lines.append(f"{points} points")
+
+    def point(self, key: PointKey, seconds_in: float) -> None:
+        raise AssertionError("this bench reports no progress")
+
+    def row(self, row: LevelRow) -> None:
+        self.lines.append(str(row.key))
+
+
+class FakeBench:
+    """Stands in for servers: measures a world, writes rows like the real bench."""
+
+    def __init__(self, writer: RunWriter, machine: Machine, on_point: Callable[[int], None]) -> None:
+        self.writer = writer
+        self.servers: dict[str, Any] = {"baseline": None, "eagle3": None, "forced_off": None}
+        self.machine = machine
+        self.on_point = on_point
+
+    def measure(self, key: PointKey, policy: Policy | None, on_progress: object) -> LevelRow:
+        row = self.machine.measure(key.variant, policy, key.concurrency, key.repeat)
+        self.writer.put_row(row)
+        self.on_point(self.machine.points)
+        return row
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A world in the place of servers, and a clock that points advance; `stop_at` interrupts after so many points."""
+    state: dict[str, Any] = {"machine": Machine(world(noise=0.02), seed=3), "stop_at": None, "starts": 0, "clock": 0.0}
+
+    @contextmanager
+    def opened(
+        config: SweepConfig,
+        plans: object,
+        writer: RunWriter,
+        workload: Any,
+        reporter: object,
+        keys: object,
+        stop: threading.Event,
+    ) -> Iterator[FakeBench]:
+        state["starts"] += 1
+        state["workload"] = workload
+        played = {v: VariantRecord("7@1") for v in ("baseline", "eagle3", "forced_off")}
+        servers = {"7@1": ServerRecord("7@1", "http://127.0.0.1:1", server_args={"speculative_num_steps": 3})}
+        writer.set_manifest(msgspec.structs.replace(writer.manifest, variants=played, servers=servers))
+        yield FakeBench(writer, state["machine"], lambda n: on_point(n, stop))
+
+    def on_point(points: int, stop: threading.Event) -> None:
+        state["clock"] += 1.0
+        if points == state["stop_at"]:
+            stop.set()
+
+    monkeypatch.setattr(tune, "opened", opened)
+    monkeypatch.setattr(tune, "now_s", lambda: state["clock"])
+    monkeypatch.setattr(tune, "point_seconds", lambda config: 1.0)
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    return state
+
+
+def run(path: Path, options: TuneOptions, resume: bool = False) -> tuple[tune.TuneOutcome, list[str]]:
+    reporter = Quiet()
+    return run_tune(CONFIG, options, path, ["specpivot", "tune"], reporter, Keys(), resume), reporter.lines
+
+
+def test_a_tuning_leaves_everything_in_its_folder(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """One server start gives curves, study, history and a recommendation near the truth, with trials in its words."""
+    outcome, lines = run(tmp_path / "run", TuneOptions(budget_s=90))
+    folder = RunFolder(tmp_path / "run")
+    found = read(folder)
+    assert outcome.exit_code == 0
+    assert outcome.recommendation == found
+    assert lab["starts"] == 1
+    assert found.threshold == pytest.approx(lab["machine"].world.pivot, rel=0.15)
+    assert found.evidence["trials"] > 0
+    assert "tried live" in found.words["rejected"]
+    assert (tmp_path / "run" / "study.journal").exists()
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "search_history.jsonl").read_text().splitlines()]
+    assert kinds[-1] == "recommendation"
+    assert "dynamic" in folder.manifest.variants
+    assert lines[0].startswith("plan: 2 server starts")
+    assert len(folder.levels()) == lab["machine"].points <= 90
+
+
+def test_interrupted_and_resumed(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """Ctrl-C keeps what was measured; --resume ends where an undisturbed tuning would, in the same study."""
+    lab["stop_at"] = 60
+    outcome, _ = run(tmp_path / "run", TuneOptions(budget_s=90))
+    assert (outcome.ended, outcome.exit_code, outcome.recommendation) == ("interrupted", 130, None)
+    again, _ = run(tmp_path / "run", TuneOptions(budget_s=90), resume=True)
+    assert again.exit_code == 0
+    assert again.recommendation is not None
+    assert again.recommendation.threshold == pytest.approx(lab["machine"].world.pivot, rel=0.15)
+    assert lab["machine"].points <= 91
+
+
+def test_a_budget_that_cannot_do_is_refused_before_anything_starts(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """The message names the time that one pass takes."""
+    with pytest.raises(UserError, match="27 points, 27 s"):
+        run(tmp_path / "run", TuneOptions(budget_s=20))
+    assert lab["starts"] == 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dead_server_is_one_line(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """The point and its verdict are named, with the way on."""
+    machine = lab["machine"]
+    lab["machine"] = type(
+        "Dead",
+        (),
+        {"points": 0, "measure": lambda self, *a: msgspec.structs.replace(machine.measure(*a), verdict="server_died")},
+    )()
+    with pytest.raises(UserError, match=r"server_died.*--resume"):
+        run(tmp_path / "run", TuneOptions(budget_s=90))
+
+
+def test_trials_see_the_same_requests(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """Common random numbers: the first repeat of every trial sends what the first pass sent."""
+    run(tmp_path / "run", TuneOptions(budget_s=60))
+    first, trial = (next(iter(lab["workload"].requests(4, repeat))) for repeat in (1, 3001))
+    other = next(iter(lab["workload"].requests(4, 2)))
+    assert first == trial != other
+
+
+def test_options_survive_in_the_manifest(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """--resume takes slack, weights and trials from the run folder."""
+    options = TuneOptions(budget_s=60, trials=2, slack=0.1, weights={1: 1.0, 64: 2.0})
+    run(tmp_path / "run", options)
+    stored = RunFolder(tmp_path / "run").manifest.config["tune"]
+    assert msgspec.convert(stored, TuneOptions, str_keys=True) == options
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"attach": {"baseline": "http://127.0.0.1:1"}}, "patched server"),
+        ({"model": "/m"}, "--draft"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(tmp_path: Path, values: dict[str, Any], says: str) -> None:
+    """A reference alone, or a model without a draft, has nothing to switch."""
+    with pytest.raises(UserError, match=says):
+        run_tune(make_config(values), TuneOptions(), tmp_path / "run", [], Quiet(), Keys())
+
+
+def test_budget_units() -> None:
+    """Minutes, seconds, hours, or plain seconds."""
+    assert [seconds(text) for text in ("20m", "900s", "1h", "90")] == [1200, 900, 3600, 90]
+    for text in ("soon", "-5m", "0", "", "infs"):
+        with pytest.raises(UserError, match="no time"):
+            seconds(text)

@@ -1,0 +1,140 @@
+"""The tuner's commands: tune (in tune_cli.py), recommend, export, apply, report, compare.
+
+People read standard error. The last line on standard output of recommend and apply is one compact JSON document;
+export prints the exported text alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from harness.endpoint import Endpoint, check_url
+from harness.errors import UserError
+from harness.runfolder import RunFolder
+from tuner import export as exports
+from tuner import objective, plots, report
+from tuner.compare import Comparison, compare
+from tuner.recommend import Objective, read, recommend
+from tuner.texts import choice, console, last_line, share, tell
+from tuner.tune_cli import tune, with_sweep_flags
+from tuner.words import name, span
+
+PARTIAL = 3  # finished, but some points are partial or invalid
+
+Run = Annotated[Path, typer.Argument(help="Run folder made by sweep or tune.", show_default=False)]
+
+
+def register(app: typer.Typer) -> None:
+    """Mount the tuner's commands on the command line."""
+    app.command("tune")(with_sweep_flags(tune))
+    app.command("recommend")(recommend_command)
+    app.command("export")(export_command)
+    app.command("apply")(apply_command)
+    app.command("report")(report_command)
+    app.command("compare")(compare_command)
+
+
+def recommend_command(
+    run: Run,
+    latency_slack: Annotated[str, typer.Option(help="How much slower a lone user may become: 5% or 0.05.")] = "5%",
+    objective_name: Annotated[
+        str, typer.Option("--objective", help="score, or throughput (the literal one).")
+    ] = "score",
+    weights: Annotated[Path | None, typer.Option(help="Traffic histogram: CSV with concurrency, weight.")] = None,
+    plot: Annotated[bool, typer.Option(help="Write plots into RUN/plots.")] = True,
+) -> None:
+    """Recommend a threshold from measured curves; sends no load."""
+    folder = RunFolder(run)
+    histogram = objective.read_weights(weights) if weights else None
+    found = recommend(folder, share(latency_slack), histogram, choice(objective_name, Objective, "--objective"))
+    tell(found)
+    if plot:
+        files = plots.save_plots(folder, run / "plots")
+        console().print(f"plots: {', '.join(str(file) for file in files if file.suffix == '.png')}", soft_wrap=True)
+    last_line(found)
+    if any(not row.usable for row in folder.levels()):
+        raise typer.Exit(PARTIAL)
+
+
+def export_command(
+    run: Run,
+    form: Annotated[str, typer.Option("--format", help="json, sglang, sglang-adaptive, vllm or trtllm.")] = "json",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write here instead of standard output.")
+    ] = None,
+    num_steps: Annotated[int | None, typer.Option(min=1, help="Draft steps, where the run does not say.")] = None,
+) -> None:
+    """Put the recommendation into the words of the server that is to use it."""
+    folder = RunFolder(run)
+    wanted = choice(form, exports.Format, "--format")
+    made = exports.export(read(folder), wanted, exports.measured_server(folder, num_steps))
+    for note in made.notes:
+        console().print(note, soft_wrap=True, markup=False)
+    if folder.manifest.source == "simulated":
+        console().print("SIMULATED: this threshold comes from a simulated server", style="bold red")
+    if output is None:
+        sys.stdout.write(made.text)
+        return
+    try:
+        output.write_text(made.text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {output}: {error.strerror}; give another file with -o") from error
+
+
+def report_command(run: Run) -> None:
+    """Write RUN/report.html: one self-contained page, the answer first."""
+    file = report.save_report(RunFolder(run))
+    console().print(f"report: {file}", soft_wrap=True, markup=False)
+
+
+def apply_command(
+    run: Run,
+    url: Annotated[str, typer.Option(help="A running patched server.")],
+    api_key: Annotated[str | None, typer.Option(envvar="SPECPIVOT_API_KEY", help="bearer token")] = None,
+    admin_api_key: Annotated[str | None, typer.Option(envvar="SPECPIVOT_ADMIN_API_KEY")] = None,
+) -> None:
+    """Set the recommended threshold on a running patched server and read it back."""
+    folder = RunFolder(run)
+    found = read(folder)
+    endpoint = Endpoint(check_url(url), api_key, admin_api_key)
+    if found.ladder:
+        raise UserError("a ladder cannot be set live; start the server with --speculative-policy-file")
+    simulated = (endpoint.server_info() or {}).get("simulation")
+    if found.source == "simulated" and not simulated:
+        console().print("warning: this threshold comes from a simulated server", style="bold red")
+    block = endpoint.set_policy(found.policy)
+    shown = {key: block.get(key) for key in ("threshold", "resume_at", "min_dwell", "policy_id", "worker")}
+    console().print(f"{endpoint.public_url} now holds {name(found.threshold)}", soft_wrap=True, markup=False)
+    last_line({"url": endpoint.public_url, "run": folder.path.name, **shown})
+
+
+def compare_command(run_a: Run, run_b: Run) -> None:
+    """Differences between two runs with intervals; refuses what must not be compared."""
+    found = compare(RunFolder(run_a), RunFolder(run_b))
+    out = console()
+    if found.source == "simulated":
+        out.print("SIMULATED: nothing below was measured", style="bold red")
+    out.print(differences(found))
+    for run, fit in found.pivots.items():
+        out.print(f"{run}: {name(fit['threshold'])}, 90 % {span(*fit['interval'])}", soft_wrap=True, markup=False)
+    for note in found.notes:
+        out.print(f"differs: {note}", soft_wrap=True, markup=False)
+    if found.not_shared:
+        out.print(f"{found.not_shared} points are in one of the runs only", soft_wrap=True)
+    last_line(found)
+
+
+def differences(found: Comparison) -> Table:
+    """The differences as a table for people; clear ones are bold."""
+    table = Table("variant", "C", "metric", found.run_a, found.run_b, "ratio", "95 %", box=None, header_style="bold")
+    for item in found.differences:
+        scale, unit = (1e3, "tpot, ms") if item.metric == "tpot_p50_s" else (1.0, "tokens/s")
+        interval = "one repeat" if item.low is None else f"{item.low:.3f} to {item.high:.3f}"
+        cells = (f"{item.a * scale:,.2f}", f"{item.b * scale:,.2f}", f"{item.ratio:.3f}", interval)
+        table.add_row(item.variant, str(item.concurrency), unit, *cells, style="bold" if item.clear else "")
+    return table

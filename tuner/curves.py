@@ -1,0 +1,332 @@
+"""From the rows of a run to curves: level means with intervals, and the pivot.
+
+The pivot is where log(throughput on / throughput off) crosses zero. Speculation's gain falls with the batch, so the
+ratio is fitted by a falling isotonic regression over log2 of the measured decode batch and interpolated between
+levels. Intervals come from a bootstrap over repeats: a repeat moves all its levels together and each point moves by
+itself, both as large as this run's own repeats show. Only usable rows count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+from scipy import stats
+from scipy.optimize import isotonic_regression
+
+from harness.records import LevelRow, Variant
+from tuner.noise import CONFIDENCE, Floats, Table, draw_means, single_repeat_only
+
+Shape = Literal["crossover", "always_on", "always_off", "not_monotone"]
+
+REVERSAL_Z = 2.33  # one-sided 1 %: how clear a loss below a win must be before one threshold is not enough
+REVERSAL_GAIN = math.log(1.01)  # and how large
+
+
+class Level(msgspec.Struct, frozen=True):
+    """One variant at one concurrency, over its usable repeats.
+
+    Attributes:
+        batch: mean decode batch, in requests; the concurrency where the server does not report it.
+        batch_measured: whether `batch` is the server's own figure.
+        repeats: number of usable repeats.
+        tok_per_s: output throughput, geometric mean over repeats; `_low` and `_high` are its 95 % interval.
+        tpot_s: median time per output token, mean over repeats, with its 95 % interval; None where undefined.
+        ttft_s: median time to first token, mean over repeats.
+        user_tok_per_s: speed one user sees, tokens per second.
+        accept_len: tokens per verify step.
+    """
+
+    variant: Variant
+    concurrency: int
+    batch: float
+    batch_measured: bool
+    repeats: int
+    tok_per_s: float
+    tok_per_s_low: float
+    tok_per_s_high: float
+    tpot_s: float | None = None
+    tpot_s_low: float | None = None
+    tpot_s_high: float | None = None
+    ttft_s: float | None = None
+    user_tok_per_s: float | None = None
+    accept_len: float | None = None
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """log(throughput on / throughput off) at one concurrency.
+
+    Attributes:
+        log_ratio: mean over repeats; above 0 speculation wins.
+        fitted: the same after the monotone fit.
+        se: standard error of `log_ratio`.
+    """
+
+    concurrency: int
+    batch: float
+    log_ratio: float
+    fitted: float
+    se: float
+    repeats: int
+
+
+class Pivot(msgspec.Struct, frozen=True):
+    """Where speculation turns from gain to loss.
+
+    Attributes:
+        shape: crossover; always_on or always_off where the sign never changes over the measured levels;
+            not_monotone where speculation clearly loses at a smaller batch and clearly wins at a larger one.
+        batch: the crossing, in requests of the decode batch; None unless the shape is crossover.
+        threshold: largest decode batch that should speculate; 0 never, None always.
+        interval: 90 % interval of the threshold; 0 and None at its ends as in `threshold`.
+        off: the variant that stood for "speculation off".
+        ratios: the fitted points, smallest batch first.
+        warnings: what weakens the answer, in words.
+    """
+
+    shape: Shape
+    batch: float | None
+    threshold: int | None
+    interval: tuple[int | None, int | None]
+    off: Variant
+    ratios: tuple[Ratio, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def usable(rows: Iterable[LevelRow]) -> list[LevelRow]:
+    """The rows that may be used: done, verdict ok, with a throughput."""
+    return [row for row in rows if row.usable and row.output_tok_per_s]
+
+
+def levels(rows: Iterable[LevelRow]) -> dict[Variant, list[Level]]:
+    """Per variant its levels, smallest concurrency first; of `dynamic`, those of its most measured threshold."""
+    groups: dict[tuple[Variant, int], list[LevelRow]] = defaultdict(list)
+    for row in _one_threshold(usable(rows)):
+        groups[row.variant, row.concurrency].append(row)
+    curves: dict[Variant, list[Level]] = defaultdict(list)
+    for (variant, _), group in sorted(groups.items(), key=lambda item: item[0][1]):
+        curves[variant].append(_level(group))
+    return dict(curves)
+
+
+def _one_threshold(rows: list[LevelRow]) -> list[LevelRow]:
+    """Rows of `dynamic` only where they have the threshold that was measured at most levels, the latest of equals."""
+    levels_of: dict[int | None, set[int]] = {}
+    for row in reversed([row for row in rows if row.variant == "dynamic"]):
+        levels_of.setdefault(row.threshold, set()).add(row.concurrency)
+    if len(levels_of) < 2:
+        return rows
+    kept = max(levels_of, key=lambda threshold: len(levels_of[threshold]))
+    return [row for row in rows if row.variant != "dynamic" or row.threshold == kept]
+
+
+def table(rows: Iterable[LevelRow], variant: Variant) -> dict[int, dict[int, float]]:
+    """Logarithm of the throughput of a variant's usable points, by concurrency and repeat."""
+    values: dict[int, dict[int, float]] = defaultdict(dict)
+    for row in usable(rows):
+        if row.variant == variant and row.output_tok_per_s:
+            values[row.concurrency][row.repeat] = math.log(row.output_tok_per_s)
+    return dict(values)
+
+
+def off_variant(rows: Sequence[LevelRow], reference: Variant | None = None) -> tuple[Variant, tuple[str, ...]]:
+    """Which variant stands for "off", and the warnings that go with the choice.
+
+    Args:
+        rows: usable rows.
+        reference: the variant that eagle3 is judged against, as the manifest names it.
+    """
+    measured = {row.variant for row in rows}
+    if "forced_off" in measured:
+        return "forced_off", ()
+    chosen: Variant = reference or ("baseline" if "baseline" in measured else "baseline_no_overlap")
+    return chosen, (
+        f"forced_off was not measured: {chosen} stands in for it, so what the patched server loses while off is"
+        " not in the pivot, and the true pivot may be higher",
+    )
+
+
+def pivot(rows: Iterable[LevelRow], reference: Variant | None = None, seed: int = 0) -> Pivot | None:
+    """The pivot of eagle3 against off; None where the two share no usable concurrency.
+
+    Args:
+        rows: rows of levels.csv; those that are not usable are ignored.
+        reference: what to take for "off" where forced_off was not measured.
+        seed: of the bootstrap.
+    """
+    good = usable(rows)
+    off, warnings = off_variant(good, reference)
+    paired = log_ratios(table(good, "eagle3"), table(good, off))
+    if not paired:
+        return None
+    batches, measured = decode_batches(good, ("eagle3", off))
+    if not all(measured[c] for c in paired):
+        warnings += ("the server did not report its decode batch everywhere: the concurrency stands in for it there",)
+    x = np.log2([batches[c] for c in paired])
+    y = np.array([np.mean(list(values.values())) for values in paired.values()])
+    weights = np.array([len(values) for values in paired.values()], dtype=float)
+    draws = draw_means(paired, own_sd=_own_sd(good, ("eagle3", off)), seed=seed)
+    if single_repeat_only(paired):
+        warnings += ("one repeat only: the interval rests on the points' own spread and misses drift between repeats",)
+    se = draws.std(axis=0)
+    shape, crossing, crossings = _cross(x, y, weights, se, draws)
+    fitted = fall(y, weights)
+    ratios = tuple(
+        Ratio(c, float(2 ** x[i]), float(y[i]), float(fitted[i]), float(se[i]), len(values))
+        for i, (c, values) in enumerate(paired.items())
+    )
+    return Pivot(
+        shape=shape,
+        batch=crossing if shape == "crossover" else None,
+        threshold=as_threshold(crossing),
+        interval=_interval(crossings),
+        off=off,
+        ratios=ratios,
+        warnings=warnings,
+    )
+
+
+def log_ratios(on: Table, off: Table) -> dict[int, dict[int, float]]:
+    """on - off at every shared concurrency, paired by repeat so that drift common to both cancels.
+
+    Where a concurrency shares no repeat, its repeats are paired in the order they were measured.
+    """
+    paired: dict[int, dict[int, float]] = {}
+    for c in sorted(on.keys() & off.keys()):
+        shared = sorted(on[c].keys() & off[c].keys())
+        pairs = [(r, r) for r in shared] or list(zip(sorted(on[c]), sorted(off[c]), strict=False))
+        paired[c] = {a: on[c][a] - off[c][b] for a, b in pairs}
+    return paired
+
+
+def decode_batches(rows: Iterable[LevelRow], variants: Iterable[Variant]) -> tuple[dict[int, float], dict[int, bool]]:
+    """Mean decode batch per concurrency over the given variants, and whether all of it was measured.
+
+    The gate looks at the decode batch, which prefill, queueing and caps keep below the concurrency.
+    """
+    wanted = set(variants)
+    found: dict[int, list[float | None]] = defaultdict(list)
+    for row in rows:
+        if row.variant in wanted:
+            found[row.concurrency].append(row.decode_batch_mean)
+    batches = {c: float(np.mean([float(c) if b is None else b for b in values])) for c, values in found.items()}
+    return batches, {c: None not in values for c, values in found.items()}
+
+
+def fall(y: Floats, weights: Floats) -> Floats:
+    """The closest falling sequence (weighted least squares; pool adjacent violators)."""
+    return np.asarray(isotonic_regression(y, weights=weights, increasing=False).x, dtype=float)
+
+
+def cross(x: Floats, fitted: Floats) -> float:
+    """Decode batch at which a falling curve over log2(batch) reaches zero; inf if it never does, 0 if it starts there.
+
+    Args:
+        x: log2 of the decode batch, rising.
+        fitted: falling values.
+    """
+    if fitted[-1] > 0:
+        return math.inf
+    if fitted[0] <= 0:
+        return 0.0
+    i = int(np.argmax(fitted <= 0)) - 1
+    share = fitted[i] / (fitted[i] - fitted[i + 1])
+    return float(2 ** (x[i] + share * (x[i + 1] - x[i])))
+
+
+def as_threshold(crossing: float) -> int | None:
+    """The largest whole decode batch at or below a crossing; None where it never comes, 0 where it is 0.
+
+    Any other crossing is at least 1: a lone request decodes in a batch of 1, however short the mean falls of it.
+    """
+    if math.isinf(crossing):
+        return None
+    return 0 if crossing == 0 else max(1, math.floor(crossing + 1e-9))
+
+
+def _cross(x: Floats, y: Floats, weights: Floats, se: Floats, draws: Floats) -> tuple[Shape, float, Floats]:
+    """Shape, crossing and the crossings of the bootstrap draws."""
+    if _reverses(y, se):
+        return "not_monotone", _best_cut(x, y), np.array([_best_cut(x, draw) for draw in draws])
+    crossing = cross(x, fall(y, weights))
+    shape: Shape = "always_on" if math.isinf(crossing) else "always_off" if crossing == 0 else "crossover"
+    return shape, crossing, np.array([cross(x, fall(draw, weights)) for draw in draws])
+
+
+def _reverses(y: Floats, se: Floats) -> bool:
+    """Whether a clear loss stands at a smaller batch than a clear win."""
+    clear = np.maximum(REVERSAL_Z * se, REVERSAL_GAIN)
+    losses, wins = np.flatnonzero(y < -clear), np.flatnonzero(y > clear)
+    return bool(losses.size and wins.size and losses[0] < wins[-1])
+
+
+def _best_cut(x: Floats, y: Floats) -> float:
+    """Batch below which speculating, and above which not, gains most over the levels: the best single threshold."""
+    gains = np.concatenate([[0.0], np.cumsum(y)])
+    cut = int(np.argmax(gains))
+    if cut == 0:
+        return 0.0
+    return math.inf if cut == len(y) else float(2 ** ((x[cut - 1] + x[cut]) / 2))
+
+
+def _interval(crossings: Floats) -> tuple[int | None, int | None]:
+    tail = (1 - CONFIDENCE) / 2
+    # "lower"/"higher" take an order statistic: interpolating towards inf would give nan.
+    low = float(np.quantile(crossings, tail, method="lower"))
+    high = float(np.quantile(crossings, 1 - tail, method="higher"))
+    return as_threshold(low), as_threshold(high)
+
+
+def _own_sd(rows: Iterable[LevelRow], variants: tuple[Variant, Variant]) -> dict[int, float]:
+    """Relative spread of a ratio by concurrency, from the points' own 95 % intervals."""
+    squares: dict[int, float] = defaultdict(float)
+    for row in rows:
+        if row.variant in variants and row.output_tok_per_s_low and row.output_tok_per_s_high:
+            sd = math.log(row.output_tok_per_s_high / row.output_tok_per_s_low) / (2 * 1.96)
+            squares[row.concurrency] = max(squares[row.concurrency], 2 * sd**2)
+    return {c: math.sqrt(square) for c, square in squares.items()}
+
+
+def _level(group: list[LevelRow]) -> Level:
+    first = group[0]
+    rates = [row.output_tok_per_s for row in group if row.output_tok_per_s]
+    mean, low, high = _log_mean(rates, [(r.output_tok_per_s_low, r.output_tok_per_s_high) for r in group])
+    tpots = [row.tpot_p50_s for row in group if row.tpot_p50_s]
+    tpot = _log_mean(tpots, [(r.tpot_p50_s_low, r.tpot_p50_s_high) for r in group]) if tpots else (None, None, None)
+    batches = [row.decode_batch_mean for row in group]
+    return Level(
+        variant=first.variant,
+        concurrency=first.concurrency,
+        batch=float(np.mean([first.concurrency if b is None else b for b in batches])),
+        batch_measured=None not in batches,
+        repeats=len(group),
+        tok_per_s=mean,
+        tok_per_s_low=low,
+        tok_per_s_high=high,
+        tpot_s=tpot[0],
+        tpot_s_low=tpot[1],
+        tpot_s_high=tpot[2],
+        ttft_s=_mean([row.ttft_p50_s for row in group]),
+        user_tok_per_s=_mean([row.user_tok_per_s for row in group]),
+        accept_len=_mean([row.accept_len for row in group]),
+    )
+
+
+def _log_mean(values: list[float], own: list[tuple[float | None, float | None]]) -> tuple[float, float, float]:
+    """Geometric mean and its 95 % interval: Student's over repeats, or the one point's own."""
+    logs = np.log(values)
+    mean = float(np.exp(logs.mean()))
+    if len(values) > 1:
+        half = float(stats.t.ppf(0.975, len(values) - 1) * logs.std(ddof=1) / math.sqrt(len(values)))
+        return mean, mean * math.exp(-half), mean * math.exp(half)
+    low, high = own[0]
+    return mean, mean if low is None else low, mean if high is None else high
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None

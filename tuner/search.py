@@ -1,0 +1,287 @@
+"""The tuning itself, free of servers: measure curves, try thresholds live, decide, confirm.
+
+Measurements come from a callable, so that real servers, simulated ones and the benchmark's worlds are tuned by the
+same code. Every measurement is appended to `rows`, so a search that is given the rows of an interrupted one goes on
+where that stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+import optuna
+from optuna.trial import TrialState
+
+from harness.records import LevelRow, Variant
+from patched_worker.policy import Policy
+from tuner import objective
+from tuner.curves import Pivot, pivot, usable
+from tuner.objective import Curves
+from tuner.replicas import next_round, sharp
+from tuner.study import LATENCY, Trial, enqueue, keep, recover, search_range, trials_of
+
+Measure = Callable[[Variant, Policy | None, int, int], LevelRow]
+Left = Callable[[], float]
+Note = Callable[[str], None]
+
+TRIAL_REPEATS = 1000  # repeats of trial n are (n + 1) * TRIAL_REPEATS + r, so that no two trials share a point
+CONFIRMATION = TRIAL_REPEATS - 1  # repeat of the last check of what is kept
+TRIAL_SHARE = 0.25  # of the load that is left after the first pass
+
+
+class Aim(msgspec.Struct, frozen=True):
+    """What is tuned, and how far.
+
+    Attributes:
+        concurrency: levels that count for the score.
+        reference: what an operator would otherwise run; None where it is not measured.
+        trials: most trials of the study.
+        slack: of the latency constraint.
+        weights: traffic histogram; None counts every level alike.
+        seed: of Optuna's sampler and of the bootstrap.
+    """
+
+    concurrency: tuple[int, ...]
+    reference: Variant | None = "baseline"
+    trials: int = 8
+    slack: float = 0.05
+    weights: Mapping[int, float] | None = None
+    seed: int = 0
+
+    def curves(self, rows: Iterable[LevelRow], fit: Pivot) -> Curves:
+        """Rows arranged for judging thresholds; levels that were added between others carry no weight."""
+        weights = self.weights or objective.even_weights(fit, self.concurrency)
+        return objective.curves(rows, fit.off, self.reference or fit.off, weights)
+
+
+class Found(msgspec.Struct, frozen=True):
+    """How a search ended.
+
+    Attributes:
+        threshold: what is kept.
+        fit: pivot of the replicated curves.
+        trials: the live trials.
+        beaten: whether one of them beat the crossing by more than noise.
+        confirmed: (gain, standard error) of a last live measurement of what is kept against what its curves promise,
+            in log score; None where the budget did not reach for it.
+        reason: what ended the search: sharp, trials, budget.
+    """
+
+    threshold: int | None
+    fit: Pivot
+    trials: tuple[Trial, ...]
+    beaten: bool
+    confirmed: tuple[float, float] | None
+    reason: str
+
+
+def search(
+    measure: Measure,
+    aim: Aim,
+    study: optuna.Study,
+    rows: list[LevelRow],
+    left: Left,
+    note: Note = lambda line: None,
+    mine: str = "tuner",
+) -> Found | None:
+    """Tune.
+
+    Args:
+        measure: takes one point: variant, policy, concurrency, repeat.
+        aim: what is tuned.
+        study: see `study.open_study`.
+        rows: earlier measurements; grows.
+        left: how many points the budget still allows.
+        note: told of each stage.
+        mine: this tuner's name among those that share the study.
+
+    Returns:
+        What was found; None where the measurements allow no judgement.
+    """
+    recovered = recover(study, mine)
+    if recovered:
+        note(f"{recovered} interrupted trials are queued again")
+    spare = max(0.0, left() - len(_missing(aim, rows)))
+    reserve = len(aim.concurrency) + (TRIAL_SHARE * spare if aim.trials else 0.0)
+    fit, reason = replicate(measure, aim, rows, left, reserve, note)
+    if fit is None:
+        return None
+    note(f"pivot so far: {fit.shape}, threshold {fit.threshold}, 90 % {fit.interval[0]} to {fit.interval[1]}")
+    if fit.threshold:
+        reason = run_trials(measure, aim, study, fit, rows, left, note, mine)
+    threshold, beaten = keep(fit, trials_of(study))
+    confirmed = confirm(measure, aim, fit, threshold, rows, left) if threshold else None
+    return Found(threshold, fit, trials_of(study), beaten, confirmed, reason)
+
+
+def fixed_policy(variant: Variant) -> Policy | None:
+    """The policy of a variant that has no free threshold."""
+    return {"eagle3": Policy.from_threshold(None), "forced_off": Policy.from_threshold(0)}.get(variant)
+
+
+def replicate(
+    measure: Measure, aim: Aim, rows: list[LevelRow], left: Left, reserve: float, note: Note = lambda line: None
+) -> tuple[Pivot | None, str]:
+    """One pass over all levels, then replicas around the pivot until it is sharp or only `reserve` points are left.
+
+    Returns:
+        The pivot (None where nothing can be fitted), and what ended it.
+    """
+    for variant, level, repeat in _missing(aim, rows):
+        if left() < 1:
+            return pivot(rows, aim.reference, aim.seed), "budget"
+        rows.append(measure(variant, fixed_policy(variant), level, repeat))
+    while (fit := pivot(rows, aim.reference, aim.seed)) is not None:
+        if _noise_is_known(fit) and sharp(fit):
+            return fit, "sharp"
+        wanted = next_round(fit, rows)
+        if left() - reserve < 2 * len(wanted):
+            return fit, "budget"
+        note(f"replicas at C={', '.join(map(str, wanted))}: the pivot lies in {fit.interval[0]} to {fit.interval[1]}")
+        taken = _round(measure, wanted, rows)
+        if not usable(taken):
+            return fit, "nothing usable"
+    return None, "nothing usable"
+
+
+def run_trials(
+    measure: Measure,
+    aim: Aim,
+    study: optuna.Study,
+    fit: Pivot,
+    rows: list[LevelRow],
+    left: Left,
+    note: Note = lambda line: None,
+    mine: str = "tuner",
+) -> str:
+    """Ask, measure, tell, until the trials or the budget are spent; returns which."""
+    enqueue(study, fit)
+    curves = aim.curves(rows, fit)
+    low, high = search_range(fit)
+    promised = objective.score(curves, fit.threshold)
+    while len(trials_of(study)) < aim.trials:
+        if left() - len(aim.concurrency) < len(trial_levels(curves, fit, high)):
+            return "budget"
+        trial = study.ask()
+        trial.set_user_attr("tuner", mine)
+        threshold = trial.suggest_int("threshold", low, high, log=True)
+        first = TRIAL_REPEATS * (trial.number + 1) + 1
+        policy = Policy.from_threshold(threshold)
+        measured = [measure("dynamic", policy, level, first) for level in trial_levels(curves, fit, threshold)]
+        rows.extend(measured)
+        outcome = judge(curves, fit, fit.threshold, measured)
+        if outcome is None:
+            study.tell(trial, state=TrialState.FAIL)
+            _once_more(study, trial)
+            continue
+        trial.set_user_attr("gain", outcome[0])
+        trial.set_user_attr("se", outcome[1])
+        trial.set_constraint(LATENCY, latency_excess(curves, threshold, aim.slack))
+        study.tell(trial, promised * math.exp(outcome[0]))
+        note(f"trial {trial.number}: threshold {threshold}, {100 * math.expm1(outcome[0]):+.1f} % of score")
+    return "trials"
+
+
+def confirm(
+    measure: Measure, aim: Aim, fit: Pivot, threshold: int | None, rows: list[LevelRow], left: Left
+) -> tuple[float, float] | None:
+    """Measure what is kept once more, live, at every level that counts; None where the budget does not allow it."""
+    done = {row.concurrency: row for row in usable(rows) if row.repeat == CONFIRMATION and row.threshold == threshold}
+    todo = [level for level in aim.concurrency if level not in done]
+    if left() < len(todo):
+        return None
+    curves = aim.curves(rows, fit)
+    policy = Policy.from_threshold(threshold)
+    fresh = [measure("dynamic", policy, level, CONFIRMATION) for level in todo]
+    rows.extend(fresh)
+    good = usable([*done.values(), *fresh])
+    return judge(curves, fit, threshold, good) if good else None
+
+
+def trial_levels(curves: Curves, fit: Pivot, threshold: int | None) -> tuple[int, ...]:
+    """Levels at which a threshold is measured live: the smallest, and those that it and the crossing may tell apart.
+
+    Everywhere else a threshold does what the replicated curves already show.
+    """
+    ends = [value for value in (threshold, fit.threshold, *fit.interval) if value]
+    low, high = min(ends, default=1), max(ends, default=1)
+    counted = [c for c in curves.batches if curves.weights[c] > 0]
+    inside = [c for c in counted if low * 0.75 <= curves.batches[c] <= high * 1.35]
+    return tuple(dict.fromkeys([min(counted), *inside]))
+
+
+def judge(curves: Curves, fit: Pivot, promised: int | None, measured: Sequence[LevelRow]) -> tuple[float, float] | None:
+    """Gain of live points over what the curves promise of a threshold, with its standard error.
+
+    Args:
+        promised: the threshold to replay.
+        measured: live points of one policy.
+
+    Returns:
+        In log score; None where a point is not usable.
+    """
+    good = {row.concurrency: row.output_tok_per_s for row in usable(measured)}
+    if len(good) < len(measured):
+        return None
+    noise, gain, variance = _point_sd(fit), 0.0, 0.0
+    ratios = {ratio.concurrency: ratio for ratio in fit.ratios}
+    for level, rate in good.items():
+        weight = curves.weights.get(level, 0.0)
+        gain += weight * math.log((rate or math.nan) / objective.throughput(curves, promised, level))
+        variance += weight**2 * (noise**2 + ratios[level].se ** 2 / 2)
+    return gain, math.sqrt(variance)
+
+
+def latency_excess(curves: Curves, threshold: int, slack: float) -> float:
+    """By how much a lone user's time per token surely exceeds what is allowed; <= 0 is feasible.
+
+    The replicated level decides: a single live point would falsely reject about one good trial in six.
+    """
+    replayed = objective.latency_c1(curves, threshold, slack)
+    if replayed.ok or replayed.eagle3_s is None or replayed.at_threshold_s is None:
+        return 0.0
+    return replayed.at_threshold_s / replayed.eagle3_s - 1 - slack
+
+
+def _missing(aim: Aim, rows: Iterable[LevelRow]) -> list[tuple[Variant, int, int]]:
+    """Points of the first pass that are still to be measured, variants alternating."""
+    variants: list[Variant] = ["eagle3", "forced_off"]
+    if aim.reference is not None:
+        variants.insert(0, aim.reference)
+    done = {(row.variant, row.concurrency) for row in usable(rows)}
+    points: list[tuple[Variant, int, int]] = []
+    for turn, level in enumerate(aim.concurrency):
+        order = [*variants[turn % len(variants) :], *variants[: turn % len(variants)]]
+        points += [(variant, level, 1) for variant in order if (variant, level) not in done]
+    return points
+
+
+def _round(measure: Measure, wanted: Sequence[int], rows: list[LevelRow]) -> list[LevelRow]:
+    """One more eagle3 and off at each level, in turning order, all with the next repeat's number."""
+    repeat = 1 + max(row.repeat for row in rows if row.repeat < CONFIRMATION)
+    taken: list[LevelRow] = []
+    for turn, level in enumerate(wanted):
+        pair: list[Variant] = ["eagle3", "forced_off"]
+        for variant in pair if turn % 2 else reversed(pair):
+            taken.append(measure(variant, fixed_policy(variant), level, repeat))
+            rows.append(taken[-1])
+    return taken
+
+
+def _once_more(study: optuna.Study, trial: optuna.Trial) -> None:
+    """Queue the value of a trial whose points were not usable again, once."""
+    if trial.user_attrs.get("source") != "again":
+        study.enqueue_trial(trial.params, user_attrs={"source": "again"})
+
+
+def _noise_is_known(fit: Pivot) -> bool:
+    """Whether the interval rests on repeats rather than on an assumed noise."""
+    return sum(ratio.repeats - 1 for ratio in fit.ratios) >= 4
+
+
+def _point_sd(fit: Pivot) -> float:
+    """Noise of one point, from the standard errors of the ratios: two points make a pair."""
+    squares = [ratio.se**2 * ratio.repeats / 2 for ratio in fit.ratios]
+    return math.sqrt(sum(squares) / len(squares))
