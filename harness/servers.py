@@ -78,8 +78,7 @@ def running(
     processes: list[subprocess.Popen[bytes]] = []
     try:
         started = []
-        for plan in plans:
-            port = free_port()
+        for plan, port in zip(plans, free_ports(len(plans)), strict=True):
             process = _spawn(plan, port, logs / f"{plan.name}.log")
             processes.append(process)
             started.append((plan, port, process))
@@ -88,13 +87,26 @@ def running(
         stop_all(processes)
 
 
-def free_port() -> int:
-    """A port on which nothing listens, with free neighbours."""
+def free_ports(count: int) -> list[int]:
+    """Different ports on which nothing listens."""
+    free: list[int] = []
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
-    raise UserError("no free port between 20000 and 31000 on 127.0.0.1; stop some servers")
+            free.append(port)
+        if len(free) == count:
+            return free
+    raise UserError(f"only {len(free)} of {count} ports are free between 20000 and 31000; stop some servers")
+
+
+def owns(process: subprocess.Popen[bytes], port: int) -> bool:
+    """Whether the listener on a port of ours belongs to this process group: no other server may pass for it."""
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,) and connection.pid is not None:
+            with suppress(ProcessLookupError):
+                if os.getpgid(connection.pid) == process.pid:
+                    return True
+    return False
 
 
 def prove(
@@ -166,6 +178,8 @@ def _ready(
         if time.monotonic() - began > timeout_s:
             return ServerDied(f"server {plan.name} was not healthy after {timeout_s:.0f} s; see {log}")
         time.sleep(0.2)
+    if not owns(process, port):
+        return ServerDied(f"another process answers on port {port}, not server {plan.name} (see {log}); stop it")
     server = prove(plan, endpoint, process, str(log.name))
     say(f"{plan.name} is up on port {port}, worker {server.record.worker or 'unknown'}")
     return server
