@@ -96,7 +96,7 @@ def analyse(run: RunFolder, weights: Mapping[int, float] | None = None, seed: in
     reference = _reference(run)
     found = pivot(rows, reference, seed)
     if found is None:
-        raise UserError(f"{run.path} cannot be judged: {_what_is_missing(run)}")
+        raise UserError(f"{run.path} cannot be judged: {what_is_missing(run)}")
     counted = weights or objective.even_weights(found, run.manifest.settings.concurrency)
     return Analysis(found, objective.curves(rows, found.off, reference or found.off, counted))
 
@@ -208,7 +208,8 @@ def _reference(run: RunFolder) -> Variant | None:
     return next((variant for variant in wanted if variant in measured), None)
 
 
-def _what_is_missing(run: RunFolder) -> str:
+def what_is_missing(run: RunFolder) -> str:
+    """Why a run cannot be judged, and what to do."""
     rows = run.levels()
     good = {row.variant for row in usable(rows)}
     if "eagle3" not in good:
