@@ -22,7 +22,7 @@ from tuner.curves import Pivot, Shape, pivot, usable
 from tuner.graphs import captured_sizes, effective_threshold, pads_batches
 from tuner.ladder import bands
 from tuner.objective import Curves, LatencyC1, LiteralAnswer
-from tuner.words import words
+from tuner.words import name, words
 
 FILE = "recommendation.json"
 Objective = Literal["score", "throughput"]
@@ -234,5 +234,9 @@ def _warnings(run: RunFolder, curves: Curves, latency: LatencyC1, tax: dict[str,
         found.append(f"a lone user would be slower than with static EAGLE-3 by more than {latency.slack:.0%}")
     if tax and max(tax.values()) > 0.05:
         at, share = max(tax.items(), key=lambda item: item[1])
-        found.append(f"while off, the patched server loses up to {share:.0%} against {curves.reference} (C={at})")
+        stock = pivot([row for row in curves.rows if row.variant != "forced_off"], curves.reference)
+        where = f"; against it, eagle3 stops paying at {name(stock.threshold)}" if stock else ""
+        found.append(
+            f"while off, the patched server loses up to {share:.0%} against {curves.reference} (C={at}){where}"
+        )
     return tuple(found)
