@@ -48,10 +48,11 @@ class Identity:
 
 @dataclass(slots=True)
 class Step:
-    """One decode step. `num_steps` is what the gate asked for; the rest is what was seen."""
+    """One decode step. `num_steps` is what the gate asked for, tokens and calls are what was seen."""
 
     batch: int
     num_steps: int
+    started_s: float = 0.0  # perf_counter
     target_tokens: int = 0
     draft_calls: int = 0
     tally: Tally | None = None
@@ -105,8 +106,8 @@ class Control:
             batch: running requests in the decode batch.
             seq_lens_sum: sum of their lengths in tokens; needed only where the policy has a context axis.
         """
-        self._stop_clock()
-        self._step = Step(batch, self.gate.decide(batch, seq_lens_sum))
+        now = self._stop_clock()
+        self._step = Step(batch, self.gate.decide(batch, seq_lens_sum), started_s=now)
         return self._step
 
     def saw_target(self, tokens: int) -> None:
@@ -122,7 +123,7 @@ class Control:
             self._step.draft_calls += 1
 
     def end(self, step: Step) -> None:
-        """Count the step as what it was, and start its clock: it runs until the next worker call or idleness."""
+        """Count the step as what it was. Its time runs from `begin` to the next worker call, or to idleness."""
         self._step = None
         state = OFF if step.draft_calls == 0 and step.target_tokens == step.batch else ON
         if step.off and state == ON:
@@ -139,7 +140,7 @@ class Control:
             tally = self._tallies[(step.batch, state)] = Tally()
         tally.steps += 1
         step.tally = tally
-        self._timed = (tally, time.perf_counter())
+        self._timed = (tally, step.started_s)
 
     def interrupt(self) -> None:
         """A prefill is about to run: what follows is not the last decode step's time."""
@@ -151,11 +152,13 @@ class Control:
         self._last_state = None
         self.gate.reset()
 
-    def _stop_clock(self) -> None:
+    def _stop_clock(self) -> float:
+        now = time.perf_counter()
         if self._timed is not None:
-            tally, started = self._timed
-            tally.seconds += time.perf_counter() - started
+            tally, started_s = self._timed
+            tally.seconds += now - started_s
             self._timed = None
+        return now
 
     def _count_ungated(self, message: str) -> None:
         self.ungated += 1

@@ -99,14 +99,17 @@ def test_tokens_arrive_after_the_step(control: Control) -> None:
 
 def test_seconds_run_to_the_next_call_and_end_with_idleness(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step's time ends where the next worker call begins, or where the server has nothing to do."""
-    clock = iter([10.0, 13.0, 20.0, 21.5])
+    clock = iter([10.0, 13.0, 21.5, 30.0, 31.0])
     monkeypatch.setattr("patched_worker.control.time.perf_counter", lambda: next(clock))
 
-    speculative(control, 2)  # its clock starts at 10, the next begin reads 13
-    speculative(control, 2)  # its clock starts at 20
-    control.idle()  # reads 21.5
+    speculative(control, 2)  # from 10 to 13
+    speculative(control, 2)  # from 13 to 21.5
+    control.idle()
+    plain(control, 5)  # from 30 to 31
+    control.interrupt()
 
-    assert row(control, 2, "on")["seconds"] == pytest.approx(4.5)
+    assert row(control, 2, "on")["seconds"] == pytest.approx(11.5)
+    assert row(control, 5, "off")["seconds"] == pytest.approx(1.0)
 
 
 def test_idleness_forgets_hysteresis_and_is_no_switch() -> None:
