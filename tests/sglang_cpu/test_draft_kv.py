@@ -121,7 +121,8 @@ def _stale_rows(patched: Patched, tokens: list[int], states: list[State]) -> tup
     """(length, position) of the rows that differ from a fresh prefill's, and how many were compared."""
     patched.set_policy(-1)
     stale, compared = set(), 0
-    for state in states[:: max(1, len(states) // COMPARED)]:
+    known = [state for state in states if state.length < len(tokens)]  # with overlap, one step runs past the end
+    for state in known[:: max(1, len(known) // COMPARED)]:
         patched.server.flush()  # or the reference would inherit rows
         rid = _rid()
         patched.server.generate(input_ids=tokens[: state.length], rid=rid, sampling_params=greedy(3))

@@ -12,9 +12,10 @@ import pytest
 
 from tests.sglang_cpu.servers import Server
 from tests.sglang_cpu.slot import Slot
-from tests.sglang_cpu.traffic import PARTS, Answer, answers, differences, grammar, greedy, logprobs, prompt
+from tests.sglang_cpu.traffic import PARTS, Answer, answers, differences, greedy, logprobs, prompt
 
 V2_OF_0_5_9 = "0.5.9-v2"
+V1 = ("0.5.9-v1", "0.5.12.post1-v1")
 
 
 def test_penalties_are_relaxed_inside_a_draft_chain(unpatched: Server, reference: dict[str, list[Answer]]) -> None:
@@ -45,11 +46,19 @@ def test_v2_of_0_5_9_dies_of_logprobs(doomed: Server, slot: Slot) -> None:
     assert any("Traceback" in line for line in doomed.faults())
 
 
+@pytest.mark.arrangements(*V1)
 def test_grammar_masks_its_neighbours(unpatched: Server, reference: dict[str, list[Answer]]) -> None:
-    """llguidance's mask is reused without being cleared: requests without a grammar in the batch get stale rows."""
-    plain = [{"text": prompt(i), "sampling_params": greedy(12)} for i in range(8)]
+    """llguidance reuses its mask uncleared: the row of a request that has ended masks its successor in the batch."""
+    ended_early = {"regex": "[a-f]{6}"}
+    long = {"regex": "(ab|cd|ef){30}"}
+    plain = range(6)
+    parameters = [greedy(40, ignore_eos=False, **long), greedy(40, ignore_eos=False, **ended_early)]
 
-    replies = [unpatched.generate_all([*grammar(), *plain])[len(grammar()) :] for _ in range(3)]
+    replies = unpatched.generate(
+        text=[prompt(0), prompt(1), *(prompt(i) for i in plain)],
+        sampling_params=[*parameters, *(greedy(40) for _ in plain)],
+    )
 
-    wanted = [answer.tokens[:12] for answer in reference["streams"][:8]]
-    assert any([answer.tokens for answer in answers(reply)] != wanted for reply in replies)
+    tokens = [answer.tokens for answer in answers(replies)[2:]]
+    wanted = [answer.tokens for answer in reference["streams"][: len(plain)]]
+    assert any(mine[: len(theirs)] != theirs[: len(mine)] for mine, theirs in zip(tokens, wanted, strict=True))
