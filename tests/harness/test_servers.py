@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from harness.errors import UserError
-from harness.servers import Server, ServerDied, attach, free_ports, last_line, owns, running
+from harness.servers import Server, ServerDied, attach, last_line, owns, reserved_ports, running
 from harness.variants import ServerPlan
 
 SIM = (sys.executable, "-m", "harness.sim.server", "--variant")
@@ -22,8 +22,15 @@ def quiet(line: str) -> None:
 
 
 def test_ports_differ() -> None:
-    """Servers that start side by side never get one port twice."""
-    assert len(set(free_ports(5))) == 5
+    """Servers that start side by side never get one port twice, not even those of two sweeps."""
+    with reserved_ports(10) as ours, reserved_ports(10) as theirs:
+        assert len({*ours, *theirs}) == 20
+
+
+def test_too_many_ports_are_refused() -> None:
+    """There are 22 places: asking for more gets one line."""
+    with pytest.raises(UserError, match="ports are free"), reserved_ports(23):
+        pass
 
 
 def test_started_servers_are_proven_and_stopped(tmp_path: Path) -> None:
@@ -79,8 +86,7 @@ def test_a_server_that_is_never_healthy_is_given_up(tmp_path: Path) -> None:
 
 def test_nothing_at_an_attached_url_is_named() -> None:
     """An unreachable URL gets one line with the remedy."""
-    (port,) = free_ports(1)
-    with pytest.raises(UserError, match="start it, or correct --attach"):
+    with reserved_ports(1) as (port,), pytest.raises(UserError, match="start it, or correct --attach"):
         attach(ServerPlan("baseline", ("baseline",), url=f"http://127.0.0.1:{port}"), None, None)
 
 
