@@ -2,18 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-PRESET ?= h200-llama31-8b-illustrative
+PRESET := h200-llama31-8b-accept-1.8-illustrative
+DEMO := results/demo
 
 .PHONY: demo test test-sglang-full lint format lock clean
 
 # The main job on simulated servers. What people read goes to standard error; the last line on standard output is JSON.
 demo: $(INSTALLED)
-	@rm -rf results/demo
-	@$(BIN)/specpivot sweep --sim $(PRESET) --concurrency 1,4,16,32,64,128,256 --repeats 2 --warmup 1 --duration 1.5 \
-	  --time-scale 0.5 --out results/demo >/dev/null
-	@$(BIN)/specpivot export results/demo --format sglang -o results/demo/launch.sh
-	@$(BIN)/specpivot report results/demo >/dev/null
-	@$(BIN)/specpivot recommend results/demo
+	@rm -rf $(DEMO)
+	@$(BIN)/specpivot sweep --sim $(PRESET) --variants baseline,eagle3,forced_off --concurrency 1,4,16,32,64 \
+	  --repeats 3 --warmup 1 --duration 1.5 --random-range-ratio 0.5 --out $(DEMO) >/dev/null || [ $$? = 3 ]
+	@$(BIN)/specpivot recommend $(DEMO) >$(DEMO)/answer.jsonl || [ $$? = 3 ]
+	@$(BIN)/specpivot export $(DEMO) --format sglang -o $(DEMO)/flags.sh
+	@$(BIN)/specpivot report $(DEMO) >/dev/null
+	@tail -n 1 $(DEMO)/answer.jsonl
 
 # The real SGLang is installed under ~/.cache/specpivot at the first run: four releases, some minutes.
 test: $(INSTALLED)

@@ -50,7 +50,7 @@ class Calibration:
     """What selftest found this client able to do.
 
     Attributes:
-        max_tok_per_s: tokens per second that one client process took in without falling behind.
+        max_tok_per_s: tokens per second, each in a chunk of its own, that one client process can take in.
     """
 
     max_tok_per_s: float
@@ -120,7 +120,9 @@ def client_limited(
         return True
     if (metrics.send_delay_p99_s or 0.0) > LAG_FLOOR_S + SEND_DELAY_SHARE_OF_E2E * (metrics.e2e_p50_s or 0.0):
         return True
-    return calibration is not None and (metrics.output_tok_per_s or 0.0) > calibration.max_tok_per_s * workers
+    # The mock sends a chunk per token; it is chunks that cost a client.
+    chunks_per_s = (metrics.output_tok_per_s or 0.0) / max(metrics.tokens_per_chunk or 1.0, 1.0)
+    return calibration is not None and chunks_per_s > calibration.max_tok_per_s * workers
 
 
 def _flags(metrics: LevelMetrics, client: ClientStats, concurrency: int) -> list[str]:

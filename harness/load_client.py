@@ -7,6 +7,7 @@ millisecond when the event loop is not busy, or when more than this process's sh
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -20,11 +21,15 @@ from harness.transport import Backlog, Exchange, Transport, make_transport, mono
 UNPARSED_LIMIT_BYTES = 256 << 20  # over all workers of a point
 MIN_QUEUED = 256  # requests kept ready, so that the parent may be late
 _SLICE_S = 0.0004  # one slice of parsing: what it may add to a stamp
-_PAUSE_S = 0.004
+_PAUSE_S = 0.005
 _QUIET_S = 0.001  # a loop later than this is busy
 _READS_AT_ONCE = 32
 _FLUSH_S = 0.5
 _WATCH_S = 0.05
+_GATHER_S = 0.0005
+_GATHER_FROM_PER_S = 3000
+_ENOUGH_READS = 16
+_RATE_OVER_S = 0.02
 _DEAD_AFTER_S = 2.0
 
 
@@ -159,6 +164,25 @@ class Client:
         if last is None:
             return "first_token_timeout" if now - exchange.due_s > limits.first_token_s else None
         return "chunk_timeout" if now - last > limits.chunk_s else None
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    async def gather_reads(self) -> None:
+        """Let reads gather for a moment while thousands come each second.
+
+        To fall asleep and wake up for each read costs more than the read itself, as network cards know. The pause is
+        far below what is measured, the same for all variants, and left out when the loop has enough to do anyway.
+        """
+        while True:
+            reads, since_s = self.backlog.reads, monotonic()
+            await asyncio.sleep(_RATE_OVER_S)
+            while self.backlog.reads - reads > _GATHER_FROM_PER_S * (monotonic() - since_s):
+                reads, since_s = self.backlog.reads, monotonic()
+                while monotonic() - since_s < _RATE_OVER_S:
+                    before = self.backlog.reads
+                    await asyncio.sleep(0)  # one turn of the loop, which reads what has come
+                    if self.backlog.reads - before < _ENOUGH_READS:
+                        time.sleep(_GATHER_S)  # noqa: ASYNC251 - the loop must not wake up; that is the point
 
     # -- parsing -----------------------------------------------------------------------------------------------------
 

@@ -153,15 +153,15 @@ class OpenLoop(_Loop):
 
     def _send_or_drop(self, due_s: float, now: float) -> bool:
         """False where the request has to wait for one in flight to end."""
-        plan = self.client.plan
-        if plan.drop_after_s is not None and now - due_s > plan.drop_after_s:
-            self.client.drop()
-        elif len(self.client.in_flight) < len(self.client.begin.slots):
-            self._submit(now, due_s)
-        elif plan.drop_after_s == 0:
+        limit_s = self.client.plan.drop_after_s
+        free = len(self.client.in_flight) < len(self.client.begin.slots)
+        if not free and limit_s != 0:
+            return False
+        # With a limit of 0 nothing waits for others, so what is late here is late by this machine's fault: send it.
+        if not free or (limit_s and now - due_s > limit_s):
             self.client.drop()
         else:
-            return False
+            self._submit(now, due_s)
         return True
 
     def _after(self, exchange: Exchange) -> None:

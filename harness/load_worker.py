@@ -162,7 +162,7 @@ async def _run(client: Client, inbox: Inbox) -> None:
         inbox.stop = driver.stop
         client.start_clock(zero_s)
         driver.start(zero_s)
-        jobs = (gauge.watch, client.watch_timeouts, client.parse_in_idle_time)
+        jobs = (gauge.watch, client.watch_timeouts, client.parse_in_idle_time, client.gather_reads)
         helpers = [asyncio.create_task(job()) for job in jobs]
         await driver.over.wait()
         for helper in helpers:

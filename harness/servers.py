@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,25 +78,53 @@ def running(
         By plan name, the server or why it is not there.
     """
     processes: list[subprocess.Popen[bytes]] = []
-    try:
-        started = []
-        for plan in plans:
-            port = free_port()
-            process = _spawn(plan, port, logs / f"{plan.name}.log")
-            processes.append(process)
-            started.append((plan, port, process))
-        yield {plan.name: _ready(plan, port, process, logs, timeout_s, stop, say) for plan, port, process in started}
-    finally:
-        stop_all(processes)
+    with reserved_ports(len(plans)) as ports:
+        try:
+            started = []
+            for plan, port in zip(plans, ports, strict=True):
+                process = _spawn(plan, port, logs / f"{plan.name}.log")
+                processes.append(process)
+                started.append((plan, port, process))
+            yield {
+                plan.name: _ready(plan, port, process, logs, timeout_s, stop, say) for plan, port, process in started
+            }
+        finally:
+            stop_all(processes)
 
 
-def free_port() -> int:
-    """A port on which nothing listens, with free neighbours."""
-    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise UserError("no free port between 20000 and 31000 on 127.0.0.1; stop some servers")
+@contextmanager
+def reserved_ports(count: int) -> Iterator[list[int]]:
+    """Different ports on which nothing listens, and which no other SpecPivot of this machine takes meanwhile.
+
+    A port is free until a server binds it, a minute after it was chosen: hence a lock file for each.
+    """
+    ports: list[int] = []
+    with ExitStack() as locks:
+        for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+            if len(ports) == count:
+                break
+            lock = locks.enter_context(_port_lock(port).open("w"))
+            with suppress(OSError), socket.socket() as probe:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                probe.bind(("127.0.0.1", port))
+                ports.append(port)
+        if len(ports) < count:
+            raise UserError(f"only {len(ports)} of {count} ports are free between 20000 and 31000; stop some servers")
+        yield ports
+
+
+def _port_lock(port: int) -> Path:
+    return Path(tempfile.gettempdir()) / f"specpivot-{os.getuid()}-port-{port}.lock"
+
+
+def owns(process: subprocess.Popen[bytes], port: int) -> bool:
+    """Whether the listener on a port of ours belongs to this process group: no other server may pass for it."""
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,) and connection.pid is not None:
+            with suppress(ProcessLookupError):
+                if os.getpgid(connection.pid) == process.pid:
+                    return True
+    return False
 
 
 def prove(
@@ -166,6 +196,8 @@ def _ready(
         if time.monotonic() - began > timeout_s:
             return ServerDied(f"server {plan.name} was not healthy after {timeout_s:.0f} s; see {log}")
         time.sleep(0.2)
+    if not owns(process, port):
+        return ServerDied(f"another process answers on port {port}, not server {plan.name} (see {log}); stop it")
     server = prove(plan, endpoint, process, str(log.name))
     say(f"{plan.name} is up on port {port}, worker {server.record.worker or 'unknown'}")
     return server

@@ -28,10 +28,17 @@ class EventSplitter:
         """Whether an unfinished event is held."""
         return bool(self._data or self._pieces)
 
+    def single(self, body: bytes) -> bytes | None:
+        """The data of `body` where it is exactly one plain event and nothing is pending; else None, and feed it."""
+        if self._pieces or self._data or self._name or self._after_return or not _is_one_event(body):
+            return None
+        self._first = False
+        return body[6:-2]
+
     def feed(self, body: bytes) -> Iterator[tuple[bytes, bytes]]:
-        if not (self._pieces or self._data or self._name or self._after_return) and _is_one_event(body):
-            self._first = False
-            yield b"", body[6:-2]
+        data = self.single(body)
+        if data is not None:
+            yield b"", data
             return
         for line in self._lines(body):
             if line:

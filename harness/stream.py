@@ -116,6 +116,11 @@ class StreamReader:
         return self.arrivals[-1][0] if self.arrivals else None
 
     def feed(self, arrived_s: float, body: bytes) -> None:
+        data = self._events.single(body)
+        if data is not None:
+            if not self.terminated:
+                self._event(arrived_s, b"", data)
+            return
         for name, data in self._events.feed(body):
             if not self.terminated:
                 self._event(arrived_s, name, data)
@@ -149,6 +154,12 @@ class StreamReader:
             self._fail("error_event", _words(event.error))
             return
         meta = event.meta_info
+        if meta is not None and meta.finish_reason is None and len(self.arrivals) > 1 and not self._ids:
+            # Most events: one more step of a stream whose ids are cumulative, so that the last event has them all.
+            new = self._new_tokens(meta.completion_tokens)
+            if new:
+                self.arrivals.append((arrived_s, new))
+            return
         if meta is None:
             self._fail("malformed", "an event of /generate without meta_info")
             return

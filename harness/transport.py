@@ -22,11 +22,12 @@ READ_OVERHEAD_BYTES = 120  # what Python keeps beside the bytes of a stored read
 
 
 class Backlog:
-    """Counts the bytes that arrived and are not parsed yet, over all exchanges of a process."""
+    """Counts what arrived, over all exchanges of a process: all reads, and the bytes that are not parsed yet."""
 
-    __slots__ = ("unparsed_bytes",)
+    __slots__ = ("reads", "unparsed_bytes")
 
     def __init__(self) -> None:
+        self.reads = 0
         self.unparsed_bytes = 0
 
 
@@ -74,6 +75,7 @@ class Exchange:
     def add(self, now: float, body: bytes) -> None:
         self.reads.append((now, body))
         self.last_s = now
+        self.backlog.reads += 1
         self.backlog.unparsed_bytes += len(body) + READ_OVERHEAD_BYTES
 
     def take(self, count: int) -> list[tuple[float, bytes]]:

@@ -17,10 +17,11 @@ from harness.endpoint import Endpoint, check_url
 from harness.errors import UserError
 from harness.runfolder import RunFolder
 from tuner import export as exports
-from tuner import objective, plots, report
+from tuner import plots, report
 from tuner.compare import Comparison, compare
 from tuner.recommend import Objective, read, recommend
 from tuner.texts import choice, console, last_line, share, tell
+from tuner.traffic import weights_from
 from tuner.tune_cli import tune, with_sweep_flags
 from tuner.words import name, span
 
@@ -45,12 +46,15 @@ def recommend_command(
     objective_name: Annotated[
         str, typer.Option("--objective", help="score, or throughput (the literal one).")
     ] = "score",
-    weights: Annotated[Path | None, typer.Option(help="Traffic histogram: CSV with concurrency, weight.")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Traffic: CSV with concurrency, weight; or a server's URL.")
+    ] = None,
+    watch: Annotated[float, typer.Option(min=1, help="Seconds to watch that server's /metrics.")] = 60.0,
     plot: Annotated[bool, typer.Option(help="Write plots into RUN/plots.")] = True,
 ) -> None:
     """Recommend a threshold from measured curves; sends no load."""
     folder = RunFolder(run)
-    histogram = objective.read_weights(weights) if weights else None
+    histogram = weights_from(weights, watch) if weights else None
     found = recommend(folder, share(latency_slack), histogram, choice(objective_name, Objective, "--objective"))
     tell(found)
     if plot:

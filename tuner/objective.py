@@ -7,15 +7,12 @@ two thresholds carries the noise of only the levels that they treat differently.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from harness.errors import UserError
 from harness.records import LevelRow, Variant
 from tuner.curves import Level, Pivot, decode_batches, levels, table, usable
 from tuner.noise import CONFIDENCE, draw_means
@@ -193,25 +190,6 @@ def even_weights(fit: Pivot, concurrency: Iterable[int]) -> dict[int, float]:
     """Equal weights for the levels that were asked for and measured; those added between them count nothing."""
     measured = {ratio.concurrency for ratio in fit.ratios}
     return {c: 1.0 for c in concurrency if c in measured}
-
-
-def read_weights(path: Path) -> dict[int, float]:
-    """A traffic histogram: CSV with columns concurrency and weight.
-
-    Raises:
-        UserError: the file cannot be read, or holds no positive weight.
-    """
-    try:
-        with path.open(newline="", encoding="utf-8") as lines:
-            rows = list(csv.DictReader(lines))
-        weights = {int(row["concurrency"]): float(row["weight"]) for row in rows}
-    except OSError as error:
-        raise UserError(f"cannot read the weights {path}: {error.strerror}; give a readable CSV file") from error
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise UserError(f"{path}: give a CSV file with the columns concurrency (whole) and weight ({error})") from error
-    if any(not 0 <= w < math.inf for w in weights.values()) or not sum(weights.values()) or min(weights) < 0:
-        raise UserError(f"{path}: give weights that are 0 or more, and at least one above 0")
-    return weights
 
 
 def _level_weights(concurrencies: list[int], histogram: Mapping[int, float] | None) -> dict[int, float]:

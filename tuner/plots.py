@@ -183,6 +183,7 @@ def _line(axes: Axes, variant: Variant, curve: list[Level], values: list[tuple[f
 def _relative(axes: Axes, shown: View) -> None:
     reference = {lv.concurrency: lv for lv in shown.curves.get(shown.reference, [])} if shown.reference else {}
     axes.axhline(1, color=LOOKS["baseline"].colour, linewidth=1)
+    highest = 1.0
     for variant, curve in shown.curves.items():
         if variant == shown.reference:
             continue
@@ -191,9 +192,13 @@ def _relative(axes: Axes, shown: View) -> None:
         pairs = zip(shared, base, strict=True)
         scaled = [(lv.tok_per_s / b, lv.tok_per_s_low / b, lv.tok_per_s_high / b) for lv, b in pairs]
         _line(axes, variant, shared, scaled)
+        highest = max([highest, *(ratio for ratio, _, _ in scaled)])
     label = LOOKS[shown.reference].label if shown.reference else "reference"
     axes.set_ylabel(f"relative to\n{label}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+    axes.set_ylim(
+        0, 1.25 * highest
+    )  # an interval from two repeats may leave the panel; the curve must not shrink for it
 
 
 def _pivot_band(axes: Axes, shown: View, label: bool = True) -> None:

@@ -22,7 +22,7 @@ from tuner.curves import Pivot, Shape, pivot, usable
 from tuner.graphs import captured_sizes, effective_threshold, pads_batches
 from tuner.ladder import bands
 from tuner.objective import Curves, LatencyC1, LiteralAnswer
-from tuner.words import words
+from tuner.words import name, words
 
 FILE = "recommendation.json"
 Objective = Literal["score", "throughput"]
@@ -96,7 +96,7 @@ def analyse(run: RunFolder, weights: Mapping[int, float] | None = None, seed: in
     reference = _reference(run)
     found = pivot(rows, reference, seed)
     if found is None:
-        raise UserError(f"{run.path} cannot be judged: {_what_is_missing(run)}")
+        raise UserError(f"{run.path} cannot be judged: {what_is_missing(run)}")
     counted = weights or objective.even_weights(found, run.manifest.settings.concurrency)
     return Analysis(found, objective.curves(rows, found.off, reference or found.off, counted))
 
@@ -208,7 +208,8 @@ def _reference(run: RunFolder) -> Variant | None:
     return next((variant for variant in wanted if variant in measured), None)
 
 
-def _what_is_missing(run: RunFolder) -> str:
+def what_is_missing(run: RunFolder) -> str:
+    """Why a run cannot be judged, and what to do."""
     rows = run.levels()
     good = {row.variant for row in usable(rows)}
     if "eagle3" not in good:
@@ -233,5 +234,9 @@ def _warnings(run: RunFolder, curves: Curves, latency: LatencyC1, tax: dict[str,
         found.append(f"a lone user would be slower than with static EAGLE-3 by more than {latency.slack:.0%}")
     if tax and max(tax.values()) > 0.05:
         at, share = max(tax.items(), key=lambda item: item[1])
-        found.append(f"while off, the patched server loses up to {share:.0%} against {curves.reference} (C={at})")
+        stock = pivot([row for row in curves.rows if row.variant != "forced_off"], curves.reference)
+        where = f"; against it, eagle3 stops paying at {name(stock.threshold)}" if stock else ""
+        found.append(
+            f"while off, the patched server loses up to {share:.0%} against {curves.reference} (C={at}){where}"
+        )
     return tuple(found)

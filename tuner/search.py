@@ -28,6 +28,7 @@ Note = Callable[[str], None]
 
 TRIAL_REPEATS = 1000  # repeats of trial n are (n + 1) * TRIAL_REPEATS + r, so that no two trials share a point
 CONFIRMATION = TRIAL_REPEATS - 1  # repeat of the last check of what is kept
+ATTEMPTS = 2  # at a point of the first pass that is not usable
 TRIAL_SHARE = 0.25  # of the load that is left after the first pass
 
 
@@ -129,10 +130,11 @@ def replicate(
     Returns:
         The pivot (None where nothing can be fitted), and what ended it.
     """
-    for variant, level, repeat in _missing(aim, rows):
-        if left() < 1:
-            return pivot(rows, aim.reference, aim.seed), "budget"
-        rows.append(measure(variant, fixed_policy(variant), level, repeat))
+    for _ in range(ATTEMPTS):
+        for variant, level, repeat in _missing(aim, rows):
+            if left() < 1:
+                return pivot(rows, aim.reference, aim.seed), "budget"
+            rows.append(measure(variant, fixed_policy(variant), level, repeat))
     while (fit := pivot(rows, aim.reference, aim.seed)) is not None:
         if _noise_is_known(fit) and sharp(fit):
             return fit, "sharp"

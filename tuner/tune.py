@@ -152,6 +152,7 @@ def run_tune(
             return _outcome(writer, None, "interrupted")
     run = RunFolder(out)
     if found is None:
+        reporter.say(f"warning: nothing can be judged: {recommend.what_is_missing(run)}")
         return _outcome(writer, None, "nothing usable")
     made = tuned(run, found, options.slack, options.objective, options.weights, config.seed)
     recommend.write(made, out / recommend.FILE)

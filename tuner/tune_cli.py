@@ -16,9 +16,10 @@ from harness.console import ConsoleReporter
 from harness.errors import UserError
 from harness.runfolder import RunFolder
 from harness.sweep import Keys
-from tuner import objective, plots, trial_plots
+from tuner import plots, trial_plots
 from tuner.recommend import Objective
 from tuner.texts import choice, last_line, share, tell
+from tuner.traffic import weights_from
 from tuner.tune import TuneOptions, run_tune
 
 # A tuning decides these itself.
@@ -55,7 +56,8 @@ def tune(
     trials: Annotated[int | None, typer.Option(min=0, help="most thresholds to try live [default: 8]")] = None,
     latency_slack: Annotated[str | None, typer.Option(help="how much slower a lone user may become [5%]")] = None,
     objective_name: Annotated[str | None, typer.Option("--objective", help="score or throughput [score]")] = None,
-    weights: Annotated[Path | None, typer.Option(help="traffic histogram: CSV with concurrency, weight")] = None,
+    weights: Annotated[str | None, typer.Option(help="traffic: CSV with concurrency, weight; or a URL")] = None,
+    watch: Annotated[float, typer.Option(min=1, help="seconds to watch that server's /metrics")] = 60.0,
     storage: Annotated[str | None, typer.Option(help="Optuna storage that several tuners share: a URL")] = None,
     study: Annotated[str | None, typer.Option(help="name of the shared study")] = None,
     **flags: Any,
@@ -66,7 +68,7 @@ def tune(
         "trials": trials,
         "slack": share(latency_slack) if latency_slack else None,
         "objective": choice(objective_name, Objective, "--objective") if objective_name else None,
-        "weights": objective.read_weights(weights) if weights else None,
+        "weights": weights_from(weights, watch) if weights else None,
         "storage": storage,
         "study": study,
     }

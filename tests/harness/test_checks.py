@@ -73,6 +73,7 @@ def test_beyond_the_calibration_is_client_limited() -> None:
     """More tokens per client process than selftest saw it take."""
     assert judge(GOOD, IDLE, 8, calibration=Calibration(900.0)).verdict == "client_limited"
     assert judge(GOOD, IDLE, 8, calibration=Calibration(900.0), workers=2).verdict == "ok"
+    assert judge(changed(tokens_per_chunk=2.0), IDLE, 8, calibration=Calibration(900.0)).verdict == "ok"
 
 
 def test_what_the_sweep_knows_goes_first() -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
-from harness.errors import UserError
 from harness.records import LevelRow, Variant
 from tests.tuner.runs import rows
 from tuner import objective
@@ -81,31 +78,3 @@ def test_score_interval_holds_the_score() -> None:
 def test_candidates_split_the_levels() -> None:
     """There is one candidate per way of splitting the levels."""
     assert objective.candidates(hand()) == [0, 1, None]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "concurrency\n1\n",
-        "concurrency,weight\n1,-1\n",
-        "concurrency,weight\nx,1\n",
-        "concurrency,weight\n1,0\n",
-        "concurrency,weight\n1,nan\n",
-    ],
-)
-def test_bad_weights_are_refused_by_name(tmp_path: Path, text: str) -> None:
-    """Each damaged histogram is one line that names the file."""
-    file = tmp_path / "w.csv"
-    file.write_text(text)
-    with pytest.raises(UserError, match=r"w\.csv"):
-        objective.read_weights(file)
-
-
-def test_weights_are_read(tmp_path: Path) -> None:
-    """Two columns become a mapping; a missing file is named."""
-    file = tmp_path / "w.csv"
-    file.write_text("concurrency,weight\n1,2.5\n8,1\n")
-    assert objective.read_weights(file) == {1: 2.5, 8: 1.0}
-    with pytest.raises(UserError, match=r"none\.csv"):
-        objective.read_weights(tmp_path / "none.csv")

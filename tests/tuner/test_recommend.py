@@ -13,7 +13,7 @@ from harness.errors import UserError
 from harness.records import LevelRow
 from harness.runfolder import RunFolder
 from patched_worker.policy import Gate
-from tests.tuner.runs import LEVELS, SERVER, eagle3, forced_off, manifest, rows, write_run
+from tests.tuner.runs import LEVELS, SERVER, baseline, eagle3, forced_off, manifest, rows, write_run
 from tuner.recommend import Recommendation, read, recommend
 
 CONTRACT = {
@@ -106,6 +106,16 @@ def test_warnings_name_what_weakens_the_answer(tmp_path: Path) -> None:
     assert "1 of 72 points" in text
     assert "while off" in text
     assert "C=2" in text
+
+
+def test_a_dear_off_state_tells_both_pivots(tmp_path: Path) -> None:
+    """The threshold is where the server should switch; where the stock baseline would win is said beside it."""
+    points = rows({"baseline": baseline, "eagle3": eagle3, "forced_off": lambda b: 0.8 * baseline(b)}, noise=1e-6)
+    found = recommend(write_run(tmp_path / "run", points))
+    assert found.shape == "always_on"
+    (told,) = [line for line in found.warnings if line.startswith("while off")]
+    assert "20%" in told
+    assert int(told.rsplit(" ", 1)[1]) == pytest.approx(99.6, rel=0.03)  # 200 (1 + b / 31) = 400 (1 + b / 90)
 
 
 @pytest.mark.parametrize(

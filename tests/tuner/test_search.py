@@ -100,14 +100,30 @@ def test_a_search_goes_on_from_its_rows() -> None:
 
 
 def test_a_dead_server_ends_the_search() -> None:
-    """Points that are all unusable do not loop for ever: nothing can be judged."""
+    """Points that are all unusable are tried once more, and not for ever: nothing can be judged."""
     machine = Machine(world(), seed=4)
 
     def broken(variant: Variant, policy: Policy | None, concurrency: int, repeat: int) -> LevelRow:
         return msgspec.structs.replace(machine.measure(variant, policy, concurrency, repeat), verdict="server_busy")
 
     assert search(broken, Aim(CONCURRENCY), study(), [], lambda: 1e9) is None
-    assert machine.points == 27
+    assert machine.points == 2 * 27
+
+
+def test_a_spoilt_point_is_measured_again() -> None:
+    """What the first pass could not use it takes once more before it goes on."""
+    machine, spoilt = Machine(world(noise=0.02), seed=4), list[int]()
+
+    def hiccup(variant: Variant, policy: Policy | None, concurrency: int, repeat: int) -> LevelRow:
+        row = machine.measure(variant, policy, concurrency, repeat)
+        if (variant, concurrency) == ("eagle3", 64) and not spoilt:
+            spoilt.append(machine.points)
+            return msgspec.structs.replace(row, verdict="client_limited")
+        return row
+
+    found = search(hiccup, Aim(CONCURRENCY, trials=0), study(), [], lambda: 81 - machine.points)
+    assert found is not None
+    assert 64 in {ratio.concurrency for ratio in found.fit.ratios}
 
 
 def test_rounds_without_a_usable_point_end_it_too() -> None:

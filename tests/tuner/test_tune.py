@@ -153,6 +153,19 @@ def test_a_dead_server_is_one_line(tmp_path: Path, lab: dict[str, Any]) -> None:
         run(tmp_path / "run", TuneOptions(budget_s=90))
 
 
+def test_nothing_usable_says_why(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """Points that are all spoilt end with exit code 4 and their verdict."""
+    machine = lab["machine"]
+
+    def spoilt(*point: Any) -> LevelRow:
+        return msgspec.structs.replace(machine.measure(*point), verdict="client_limited")
+
+    lab["machine"] = type("Spoilt", (), {"points": 0, "measure": lambda self, *point: spoilt(*point)})()
+    outcome, lines = run(tmp_path / "run", TuneOptions(budget_s=90))
+    assert (outcome.exit_code, outcome.ended) == (4, "nothing usable")
+    assert "client_limited" in lines[-1]
+
+
 def test_trials_see_the_same_requests(tmp_path: Path, lab: dict[str, Any]) -> None:
     """Common random numbers: the first repeat of every trial sends what the first pass sent."""
     run(tmp_path / "run", TuneOptions(budget_s=60))

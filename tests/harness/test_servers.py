@@ -1,0 +1,96 @@
+"""Servers that are started are the ones that answer, and none is left behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.errors import UserError
+from harness.servers import Server, ServerDied, attach, last_line, owns, reserved_ports, running
+from harness.variants import ServerPlan
+
+SIM = (sys.executable, "-m", "harness.sim.server", "--variant")
+
+
+def quiet(line: str) -> None:
+    """Says nothing."""
+
+
+def test_ports_differ() -> None:
+    """Servers that start side by side never get one port twice, not even those of two sweeps."""
+    with reserved_ports(10) as ours, reserved_ports(10) as theirs:
+        assert len({*ours, *theirs}) == 20
+
+
+def test_too_many_ports_are_refused() -> None:
+    """There are 22 places: asking for more gets one line."""
+    with pytest.raises(UserError, match="ports are free"), reserved_ports(23):
+        pass
+
+
+def test_started_servers_are_proven_and_stopped(tmp_path: Path) -> None:
+    """Each answers from its own process; afterwards no process of either group is left."""
+    plans = [
+        ServerPlan("baseline", ("baseline",), (*SIM, "baseline")),
+        ServerPlan("speculative", ("eagle3",), (*SIM, "eagle3")),
+    ]
+    with running(plans, tmp_path, 60.0, threading.Event(), quiet) as found:
+        servers = [server for server in found.values() if isinstance(server, Server)]
+        pids = [server.record.pid for server in servers]
+        assert [server.record.worker for server in servers] == ["none", "EAGLEWorkerV2"]
+        assert [server.patched for server in servers] == [False, True]
+        assert len({server.record.server_run for server in servers}) == 2
+    assert not any(psutil.pid_exists(pid) for pid in pids if pid)
+
+
+def test_a_listener_of_another_process_is_not_ours(tmp_path: Path) -> None:
+    """The negative control of the port check: a server on the same port does not pass for one that failed to bind."""
+    plan = ServerPlan("baseline", ("baseline",), (*SIM, "baseline"))
+    with running([plan], tmp_path, 60.0, threading.Event(), quiet) as found:
+        server = found["baseline"]
+        assert isinstance(server, Server)
+        port = int(server.endpoint.url.rsplit(":", 1)[1])
+        sleeper = psutil.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+        try:
+            assert not owns(sleeper, port)
+        finally:
+            sleeper.kill()
+            sleeper.wait()
+
+
+def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
+    """The last error of its log, its exit code and its log's name are in one line."""
+    code = "import sys; print('loading'); print('ValueError: no such model'); sys.exit(7)"
+    plan = ServerPlan("baseline", ("baseline",), (sys.executable, "-c", code))
+    with running([plan], tmp_path, 60.0, threading.Event(), quiet) as found:
+        died = found["baseline"]
+    assert isinstance(died, ServerDied)
+    assert "ended with code 7: ValueError: no such model" in str(died)
+
+
+def test_a_server_that_is_never_healthy_is_given_up(tmp_path: Path) -> None:
+    """The wait ends at its limit, and the process with it."""
+    plan = ServerPlan("baseline", ("baseline",), (sys.executable, "-c", "import time; time.sleep(60)"))
+    with running([plan], tmp_path, 0.5, threading.Event(), quiet) as found:
+        assert "was not healthy after" in str(found["baseline"])
+    mine = os.getpid()
+    assert not [
+        p for p in psutil.process_iter(["cmdline"]) if "time.sleep(60)" in (p.info["cmdline"] or []) and p.pid != mine
+    ]
+
+
+def test_nothing_at_an_attached_url_is_named() -> None:
+    """An unreachable URL gets one line with the remedy."""
+    with reserved_ports(1) as (port,), pytest.raises(UserError, match="start it, or correct --attach"):
+        attach(ServerPlan("baseline", ("baseline",), url=f"http://127.0.0.1:{port}"), None, None)
+
+
+def test_last_line_of_an_empty_log(tmp_path: Path) -> None:
+    """A server that said nothing is reported as such."""
+    (tmp_path / "x.log").write_text("\n")
+    assert last_line(tmp_path / "x.log") == "nothing was logged"

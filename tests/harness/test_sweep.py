@@ -1,0 +1,170 @@
+"""The whole sweep on simulated servers: every point once, proven, interleaved, resumable, and honest about the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from harness.config import SweepConfig, make_config
+from harness.records import LevelRow, PointKey
+from harness.runfolder import RunFolder
+from harness.sweep import Keys, Outcome, _order, _phases, run_sweep
+from harness.verify import verify_run
+
+ROOT = Path(__file__).parent.parent.parent
+QUICK = {"sim": "h200-llama31-8b-illustrative", "time_scale": 1.0, "warmup": 0.3, "duration": 1.0, "output_tokens": 16}
+
+
+class Recorder:
+    """A reporter that remembers, and stops the sweep after so many points."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.lines: list[str] = []
+        self.rows: list[LevelRow] = []
+        self._stop_after = stop_after
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def plan(self, points: int, seconds: float) -> None:
+        self.lines.append(f"{points} points")
+
+    def point(self, key: PointKey, seconds_in: float) -> None:
+        pass
+
+    def row(self, row: LevelRow) -> None:
+        self.rows.append(row)
+        if len(self.rows) == self._stop_after:
+            signal.raise_signal(signal.SIGINT)
+
+
+def swept(out: Path, reporter: Recorder, resume: bool = False, **values: object) -> Outcome:
+    """A small sweep on simulated servers."""
+    config = make_config(QUICK | values)
+    return run_sweep(config, out, ["specpivot", "sweep"], reporter, Keys(), resume)
+
+
+def test_a_sweep_measures_every_point_and_proves_it(tmp_path: Path) -> None:
+    """All five variants: three on one patched server, whose counters agree with the policy of each."""
+    reporter = Recorder()
+    outcome = swept(tmp_path / "run", reporter, concurrency=[1, 6], repeats=1, threshold=3)
+    run = RunFolder(tmp_path / "run")
+    rows = {row.key: row for row in run.levels()}
+    assert len(rows) == 10 == outcome.points
+    patched = {row.server_run for row in rows.values() if row.variant in ("eagle3", "dynamic", "forced_off")}
+    assert len(patched) == 1
+    assert run.manifest.source == "simulated"
+    dynamic = {level: rows[PointKey("dynamic", level, 1)] for level in (1, 6)}
+    assert (dynamic[1].steps_off, dynamic[6].steps_off > 0) == (0, True)
+    assert all(row.threshold == 3 for row in dynamic.values())
+    assert rows[PointKey("forced_off", 1, 1)].steps_on == 0
+    assert not [row for row in rows.values() if row.verdict == "unproven_worker"]
+    assert verify_run(tmp_path / "run").problems == ()
+
+
+def test_an_interrupted_sweep_is_resumed_without_a_point_twice(tmp_path: Path) -> None:
+    """Ctrl-C ends it with what there is; --resume measures the rest."""
+    first = swept(tmp_path / "run", Recorder(2), variants=["baseline", "eagle3"], concurrency=[1, 2], repeats=2)
+    assert (first.interrupted, first.exit_code) == (True, 130)
+    config = make_config(RunFolder(tmp_path / "run").manifest.config)
+    again = Recorder()
+    second = run_sweep(config, tmp_path / "run", ["x"], again, Keys(), resume=True)
+    assert not second.interrupted
+    keys = [row.key for row in RunFolder(tmp_path / "run").levels()]
+    assert len(keys) == len(set(keys)) == 8
+    records = Counter((r.key, r.attempt, r.index) for r in RunFolder(tmp_path / "run").requests())
+    assert max(records.values()) == 1
+
+
+def test_killed_at_any_moment_loses_no_point(tmp_path: Path) -> None:
+    """SIGKILL in the middle: what was measured stays, the run resumes, every point is there once."""
+    out = tmp_path / "run"
+    flags = ["--sim", str(QUICK["sim"]), "--variants", "baseline", "--concurrency", "1,2,3", "--repeats", "1"]
+    flags += ["--warmup", "0.3", "--duration", "1", "--output-tokens", "16"]
+    command = [sys.executable, "-m", "specpivot", "sweep", "--out", str(out)]
+    process = subprocess.Popen([*command, *flags], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (out / "levels.csv").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    for server in RunFolder(out).manifest.servers.values():
+        if server.pid:
+            os.killpg(server.pid, signal.SIGKILL)  # a killed sweep cannot stop what it started
+    done = subprocess.run([*command, "--resume"], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode in (0, 3), done.stderr
+    assert sorted(row.concurrency for row in RunFolder(out).levels()) == [1, 2, 3]
+    assert json.loads(done.stdout.splitlines()[-1])["points"] == 3
+
+
+def test_a_server_that_cannot_play_is_reported(tmp_path: Path) -> None:
+    """A variant whose server fails to start is not skipped in silence: the reason is kept and the exit code says so."""
+    outcome = swept(tmp_path / "run", Recorder(), sim="no-such", variants=["baseline"], concurrency=[1], repeats=1)
+    assert "no preset" in outcome.not_run["baseline"]
+    assert outcome.exit_code == 4
+    assert "no preset" in str(RunFolder(tmp_path / "run").manifest.variants["baseline"].not_run)
+
+
+def test_order_is_interleaved_and_balanced() -> None:
+    """Variants take turns being first; every other repeat walks the levels downwards."""
+    order = list(_order(("baseline", "eagle3"), (1, 2), (1, 2)))
+    assert [(k.variant[0], k.concurrency) for k in order] == [
+        *(("b", 1), ("e", 1), ("e", 2), ("b", 2)),
+        *(("b", 2), ("e", 2), ("e", 1), ("b", 1)),
+    ]  # fmt: skip
+    assert len(set(order)) == 8
+
+
+def test_servers_that_do_not_fit_take_turns() -> None:
+    """The reference is measured before and after, so that drift between its blocks shows."""
+    config = SweepConfig(model="m", draft="d", tp=8, repeats=3, variants=("baseline", "eagle3"))
+    names = [([plan.name for plan in plans], repeats) for plans, repeats in _phases(config)]
+    assert names == [(["baseline"], (1, 2)), (["speculative"], (1, 2, 3)), (["baseline"], (3,))]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--variants", "eagel3"], "did you mean 'eagle3'"),
+        (["--concurrency", "0"], "each from 1"),
+        (["--attach", "baseline=http://127.0.0.1:9"], "no server answers"),
+        (["--config", "none.toml"], "cannot read"),
+        (["--resume"], "--resume needs --out"),
+        (["--out", "/proc/nothing/here", "--variants", "baseline"], "give another --out"),
+    ],
+)
+def test_bad_input_gets_one_line_and_exit_code_2(tmp_path: Path, flags: list[str], message: str) -> None:
+    """On the real command: no traceback, nothing on standard output."""
+    command = [sys.executable, "-m", "specpivot", "sweep", *flags]
+    if "--out" not in flags and "--resume" not in flags:
+        command += ["--out", str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    last = done.stderr.strip().splitlines()[-1]
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in last
+    assert "Traceback" not in done.stderr
+
+
+def test_secrets_are_not_written(tmp_path: Path) -> None:
+    """Neither the manifest nor the records hold an API key."""
+    config = make_config(QUICK | {"variants": ["baseline"], "concurrency": [1], "repeats": 1})
+    run_sweep(config, tmp_path / "run", ["specpivot"], Recorder(), Keys("hush-hush", "hush-admin"))
+    text = b"".join(file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file())
+    assert b"hush" not in text
+
+
+@pytest.mark.parametrize(
+    ("usable", "not_run", "interrupted", "code"),
+    [(4, {}, False, 0), (3, {}, False, 3), (4, {"dynamic": "why"}, False, 3), (0, {}, False, 4), (2, {}, True, 130)],
+)
+def test_exit_codes(usable: int, not_run: dict[str, str], interrupted: bool, code: int) -> None:
+    """All valid, some missing, a variant not run, nothing usable, interrupted."""
+    assert Outcome("run", "simulated", 4, usable, 4 - usable, not_run, interrupted).exit_code == code
