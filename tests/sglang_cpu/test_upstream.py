@@ -12,7 +12,7 @@ import pytest
 
 from tests.sglang_cpu.servers import Json, Server
 from tests.sglang_cpu.slot import Slot
-from tests.sglang_cpu.traffic import PARTS, Answer, answers, differences, greedy, logprobs, prompt
+from tests.sglang_cpu.traffic import PARTS, Answer, answers, differences, logprobs
 
 V2_OF_0_5_9 = "0.5.9-v2"
 EARLY_V2 = (V2_OF_0_5_9, "0.5.12.post1-v2")
@@ -60,21 +60,3 @@ def test_early_v2_runs_past_a_stop_string(unpatched: Server, reference: dict[str
     unequal = [(mine, wanted) for mine, wanted in zip(got, reference["stopped"], strict=True) if mine != wanted]
     assert len(unequal) > 0
     assert all(mine.tokens[: len(wanted.tokens)] == wanted.tokens for mine, wanted in unequal)
-
-
-@pytest.mark.arrangements("0.5.12.post1-v1")
-def test_grammar_masks_its_neighbours(unpatched: Server, reference: dict[str, list[Answer]]) -> None:
-    """llguidance reuses its mask uncleared: the row of a request that has ended masks its successor in the batch."""
-    ended_early = {"regex": "[a-f]{6}"}
-    long = {"regex": "(ab|cd|ef){30}"}
-    plain = range(6)
-    parameters = [greedy(40, ignore_eos=False, **long), greedy(40, ignore_eos=False, **ended_early)]
-
-    replies = unpatched.generate(
-        text=[prompt(0), prompt(1), *(prompt(i) for i in plain)],
-        sampling_params=[*parameters, *(greedy(40) for _ in plain)],
-    )
-
-    tokens = [answer.tokens for answer in answers(replies)[2:]]
-    wanted = [answer.tokens for answer in reference["streams"][: len(plain)]]
-    assert any(mine[: len(theirs)] != theirs[: len(mine)] for mine, theirs in zip(tokens, wanted, strict=True))
