@@ -10,7 +10,7 @@ DEMO := results/demo
 # The main job on simulated servers. What people read goes to standard error; the last line on standard output is JSON.
 demo: $(INSTALLED)
 	@rm -rf $(DEMO)
-	@$(BIN)/specpivot sweep --sim $(PRESET) --variants baseline,eagle3,forced_off --concurrency 1,4,16,32,64 \
+	@$(BIN)/specpivot sweep --sim $(PRESET) --variants baseline,eagle3,forced_off --concurrency 1,4,16,64 \
 	  --repeats 3 --warmup 1 --duration 1.5 --random-range-ratio 0.5 --out $(DEMO) >/dev/null || [ $$? = 3 ]
 	@$(BIN)/specpivot recommend $(DEMO) >$(DEMO)/answer.jsonl || [ $$? = 3 ]
 	@$(BIN)/specpivot export $(DEMO) --format sglang -o $(DEMO)/flags.sh
