@@ -251,8 +251,10 @@ def synced_length(pending: Pending, row: int | None, length: int, protected: int
         pending: the ring.
         row: the request's row in `req_to_token`; None when it has none.
         length: what SGLang would hand over, in tokens.
-        protected: what the tree owns already; never cut.
+        protected: positions that the tree owns already. With a draft its keys are pairs of tokens, so a request that
+            hands over n positions keeps n - 1 there and frees the last: handing over fewer than one more than the
+            tree owns would free a slot of the tree's.
     """
     if row is None:
         return length
-    return max(length - pending.counts[row], min(length, protected))
+    return max(length - pending.counts[row], min(length, protected + 1))
