@@ -190,7 +190,7 @@ class Bench:
             interrupted=result.interrupted,
             server_died=result.server_died,
             unproven=unproven,
-            shared_prefix=self.config.api == "chat",
+            shared_prefix=self.workload.shares_prefix,
             calibration=None if server.simulation else self._calibration,
         )
         row = self._row(server, key, policy, judgement.status, judgement.verdict)

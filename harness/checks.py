@@ -33,6 +33,7 @@ REMEDIES: dict[str, str] = {
     "load_not_delivered": "raise the file and connection limits, or use more client processes",
     "client_limited": "use more client processes or a machine of its own for the client; see selftest",
     "unproven_worker": "see the server's worker proof in manifest.json",
+    "row_lost": "resume the run: levels.csv was damaged, and the proof of what ran stood in it alone",
     "cached_prefix": "flush the cache, or switch the radix cache off",
     "unstable": "warm up longer, measure longer, and look for other load on the machine",
 }

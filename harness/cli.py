@@ -129,6 +129,7 @@ def sweep(
     output_tokens: Annotated[int | None, typer.Option(help="generated tokens per request")] = None,
     random_range_ratio: Annotated[float | None, typer.Option(help="spread of random lengths; 0 is exact")] = None,
     dataset: Annotated[str | None, typer.Option(help="random, or a dataset file")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="tokenizer folder: sends a dataset as templated ids")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="random token ids stay below it")] = None,
     api: Annotated[str | None, typer.Option(help="generate, completions or chat")] = None,
     seed: Annotated[int | None, typer.Option(help="seed of the request lists")] = None,

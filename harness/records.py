@@ -221,6 +221,7 @@ class Workload(msgspec.Struct, frozen=True):
     seed: int
     sha256: str
     api: str = "generate"
+    tokenizer: str | None = None  # folder of the tokenizer whose template made token ids of a data set
     range_ratio: float | None = None  # half the width of random lengths, as a share of their mean
 
 
