@@ -197,9 +197,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WriteFailed(
-            f"cannot write to {path}: {error.strerror}; what was measured is kept: make room, then --resume"
-        ) from error
+        raise WriteFailed(f"cannot write to {path}: {error.strerror}; what was measured is kept; make room") from error
 
 
 def _read_manifest(path: Path) -> Manifest:

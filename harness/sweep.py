@@ -107,7 +107,7 @@ def run_sweep(
                     _run_phase(config, phase, writer, reporter, keys, stop)
         except WriteFailed as error:
             failed = str(error)
-            reporter.say(f"warning: {failed}")
+            reporter.say(f"warning: {failed}, then go on with --resume")
         return _outcome(writer, stop.is_set(), failed)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from harness.checks import judge
+from harness.checks import judge, sent_share
 from harness.load_plan import ClientStats
 from harness.metrics import LevelMetrics, level_metrics
 from harness.records import LevelRow, PointKey, RequestRecord
@@ -71,7 +71,7 @@ def verify_run(path: Path, write: bool = False) -> VerifyReport:
         if differing:
             changed.append(msgspec.structs.replace(row, **{name: new for name, _, new in differing}))
         problems += [f"{row.key}: {name} is {old}, the requests give {new}" for name, old, new in differing]
-        problems += _verdict_problem(row, metrics)
+        problems += _verdict_problem(row, metrics, len(records[row.key]))
         made, wrong = _token_problems(row, records[row.key])
         checks += made
         problems += [f"{row.key}: {text}" for text in wrong]
@@ -120,13 +120,14 @@ def _equal(old: Any, new: Any) -> bool:
     return math.isclose(old, new, rel_tol=REL_TOLERANCE, abs_tol=1e-9)
 
 
-def _verdict_problem(row: LevelRow, metrics: LevelMetrics) -> list[str]:
+def _verdict_problem(row: LevelRow, metrics: LevelMetrics, sent: int) -> list[str]:
     """A row that calls itself usable must pass the checks that its own figures allow."""
     if not row.usable:
         return []
     client = ClientStats(lag_p99_s=row.client_lag_p99_s or 0.0, cpu=row.client_cpu or 0.0)
     # A shared prefix may have been declared; whether it was, the row does not say.
-    verdict = judge(metrics, client, row.concurrency, shared_prefix=True).verdict
+    share = sent_share(sent, row.dropped)
+    verdict = judge(metrics, client, row.concurrency, shared_prefix=True, open_share=share).verdict
     return [] if verdict == "ok" else [f"{row.key}: its verdict is ok, its figures say {verdict}"]
 
 
