@@ -1,9 +1,13 @@
 """specpivot bench on the command line: both loops, the figures from schedule and send, limits, and refusals."""
 
 import json
+import os
 import resource
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +136,23 @@ def test_a_full_disk_ends_in_one_line(url: str, tmp_path: Path) -> None:
     assert "cannot write" in said["failed"]
     assert "cannot write" in told
     assert all(record.ok for record in RunFolder(tmp_path / "run").requests())
+
+
+def test_ctrl_c_keeps_what_was_measured(url: str, tmp_path: Path) -> None:
+    """The point ends early, its requests are on disk, and the exit code says so."""
+    requests = tmp_path / "run" / "requests.jsonl"
+
+    def interrupt() -> None:
+        while not (requests.exists() and requests.stat().st_size):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    waiting = threading.Thread(target=interrupt, daemon=True)
+    waiting.start()
+    code, said, _ = bench(url, tmp_path / "run", "--concurrency", "4", "--duration", "60")
+    waiting.join()
+    assert (code, said["point"]["verdict"]) == (130, "interrupted")
+    assert any(record.ok for record in RunFolder(tmp_path / "run").requests())
 
 
 @pytest.mark.parametrize(
