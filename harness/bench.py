@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from harness.checks import judge
+from harness.api import PlannedRequest
+from harness.checks import judge, sent_share
 from harness.config import SweepConfig
 from harness.endpoint import specpivot_block
 from harness.errors import UserError
-from harness.load import LoadResult, run_closed_loop
+from harness.load import LoadResult, run_closed_loop, run_open_loop
 from harness.load_plan import LoadPlan
 from harness.metrics import level_metrics
 from harness.proof import Steps, contradiction, identity, steps_between, wrong_worker
@@ -52,6 +53,8 @@ class Bench:
         workload: the request lists.
         attempts: how often each point was measured before.
         stop: set to end the point in progress early; its records are kept.
+        open_loop: the workload's requests carry times, and concurrency only bounds what is in flight.
+        drop_after_s: an open loop drops what is so late; None never drops.
     """
 
     def __init__(
@@ -62,6 +65,8 @@ class Bench:
         workload: WorkloadPlan,
         attempts: Counter[PointKey],
         stop: threading.Event,
+        open_loop: bool = False,
+        drop_after_s: float | None = None,
     ) -> None:
         self.config = config
         self.writer = writer
@@ -69,6 +74,8 @@ class Bench:
         self.workload = workload
         self.attempts = attempts
         self.stop = stop
+        self.open_loop = open_loop
+        self.drop_after_s = drop_after_s
         self._calibration = load_calibration()
 
     def measure(
@@ -120,9 +127,9 @@ class Bench:
             self.writer.add_requests(scaled)
 
         with GpuSampler() as gpu:
-            result = run_closed_loop(
+            result = (run_open_loop if self.open_loop else run_closed_loop)(
                 self._load_plan(server, key),
-                self.workload.requests(key.concurrency, key.repeat),
+                self._requests(server, key),
                 key,
                 self.attempts[key],
                 keep,
@@ -158,7 +165,15 @@ class Bench:
             duration_s=self.config.duration_s / scale,
             workers=self.config.client_workers,
             transport=self.config.transport,
+            drop_after_s=None if self.drop_after_s is None else self.drop_after_s / scale,
         )
+
+    def _requests(self, server: Server, key: PointKey) -> Iterator[PlannedRequest]:
+        requests = self.workload.requests(key.concurrency, key.repeat)
+        scale = self._scale(server)
+        if not self.open_loop or scale == 1.0:
+            return requests
+        return (replace(planned, due_s=(planned.due_s or 0.0) / scale) for planned in requests)
 
     @staticmethod
     def _scale(server: Server) -> float:
@@ -177,6 +192,7 @@ class Bench:
         scale = self._scale(server)
         window = (result.window_start_s * scale, result.window_end_s * scale)
         metrics = level_metrics(records, *window)
+        dropped = result.dropped if self.open_loop else None
         steps, unproven = _proven(before, after, policy)
         if before.identity != after.identity or before.identity != server.identity:
             unproven = unproven or "another server answers at this address"
@@ -190,7 +206,8 @@ class Bench:
             interrupted=result.interrupted,
             server_died=result.server_died,
             unproven=unproven,
-            shared_prefix=self.config.api == "chat",
+            shared_prefix=self.workload.shares_prefix,
+            open_share=sent_share(len(records), dropped),
             calibration=None if server.simulation else self._calibration,
         )
         row = self._row(server, key, policy, judgement.status, judgement.verdict)
@@ -203,6 +220,7 @@ class Bench:
         return replace(
             row,
             flags=judgement.flags,
+            dropped=dropped,
             client_lag_p99_s=client.lag_p99_s,
             client_cpu=client.cpu,
             steps_on=steps.on if steps else None,
@@ -275,5 +293,6 @@ def stretched(record: RequestRecord, scale: float) -> RequestRecord:
         start_s=record.start_s * scale,
         end_s=record.end_s * scale,
         send_delay_s=record.send_delay_s * scale,
+        scheduled_s=None if record.scheduled_s is None else record.scheduled_s * scale,
         chunk_ticks=tuple(round(ticks * scale) for ticks in record.chunk_ticks),
     )

@@ -30,7 +30,10 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         repeats: how often each point is measured, interleaved.
         duration_s, warmup_s: the measuring window of a point, and the load before it that is not counted.
         threshold, resume_at, min_dwell: the policy of `dynamic`.
-        input_tokens, output_tokens: lengths of a request, exact for random prompts.
+        input_tokens, output_tokens: lengths of a request, exact for random prompts; with a data set the longest prompt
+            that a started server must have room for, and the answer's length where the data set has none.
+        dataset: "random", or a file that harness.datasets reads.
+        tokenizer: folder of a tokenizer, whose chat template makes token ids of the data set's messages.
         random_range_ratio: random lengths are uniform in [mean * (1 - ratio), mean * (1 + ratio)]; 0 is exact.
         vocab_size: random token ids stay below it; one above the model's own makes SGLang crash.
         sim: preset of simulated servers; time_scale simulated seconds pass per second.
@@ -53,6 +56,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     output_tokens: int = 128
     random_range_ratio: float = 0.0
     dataset: str = "random"
+    tokenizer: str | None = None
     vocab_size: int = 32000
     api: Literal["generate", "completions", "chat"] = "generate"
     seed: int = 1
@@ -151,6 +155,12 @@ _COMPLAINTS: dict[str, Callable[[SweepConfig], bool]] = {
     "input_tokens and output_tokens: give 1 or more": lambda c: min(c.input_tokens, c.output_tokens) < 1,
     "vocab_size: give 16 or more": lambda c: c.vocab_size < 16,
     "random_range_ratio: give a number from 0 to below 1": lambda c: not 0 <= c.random_range_ratio < 1,
+    "tokenizer: only a data set needs one; add --dataset FILE, or leave --tokenizer out": lambda c: (
+        c.tokenizer is not None and c.dataset == "random"
+    ),
+    "tokenizer: with --api chat the server applies its own template; leave --tokenizer out": lambda c: (
+        c.tokenizer is not None and c.api == "chat"
+    ),
     "tp: give 1 or more GPUs": lambda c: c.tp < 1,
     "give only one of --sim, --attach and --model": lambda c: (
         sum((c.sim is not None, bool(c.attach), c.model is not None)) > 1

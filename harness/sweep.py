@@ -24,6 +24,7 @@ from harness.bench import Bench
 from harness.config import SweepConfig, variants_to_run
 from harness.environment import collect_environment, installed
 from harness.errors import UserError
+from harness.load import require_files_for
 from harness.proof import wrong_worker
 from harness.records import (
     PATCHED_VARIANTS,
@@ -37,7 +38,7 @@ from harness.records import (
     Variant,
     VariantRecord,
 )
-from harness.runfolder import RunFolder, RunWriter
+from harness.runfolder import RunFolder, RunWriter, WriteFailed
 from harness.servers import Server, attach, running
 from harness.variants import ServerPlan, confounders, policy_of, reference_of, server_plans, unequal
 from harness.workload import WorkloadPlan
@@ -69,6 +70,7 @@ class Outcome(msgspec.Struct, frozen=True):
     invalid: int
     not_run: dict[str, str]
     interrupted: bool
+    failed: str = ""  # why nothing more could be written
 
     @property
     def exit_code(self) -> int:
@@ -76,7 +78,7 @@ class Outcome(msgspec.Struct, frozen=True):
             return 130
         if not self.usable:
             return 4
-        return 0 if self.usable == self.points and not self.not_run else 3
+        return 0 if self.usable == self.points and not self.not_run and not self.failed else 3
 
 
 def run_sweep(
@@ -95,12 +97,29 @@ def run_sweep(
     Raises:
         UserError: bad input, or no server could be had.
     """
-    run = RunWriter.resume(out) if resume else RunWriter.create(out, new_manifest(config, command))
+    require_files_for(config.max_concurrency, config.client_workers)
+    run = _resumed(out, config) if resume else RunWriter.create(out, new_manifest(config, command))
     with run as writer, interruptible() as stop:
-        for phase in _phases(config):
-            if not stop.is_set():
-                _run_phase(config, phase, writer, reporter, keys, stop)
-        return _outcome(writer, stop.is_set())
+        failed = ""
+        try:
+            for phase in _phases(config):
+                if not stop.is_set():
+                    _run_phase(config, phase, writer, reporter, keys, stop)
+        except WriteFailed as error:
+            failed = str(error)
+            reporter.say(f"warning: {failed}, then go on with --resume")
+        return _outcome(writer, stop.is_set(), failed)
+
+
+def _resumed(out: Path, config: SweepConfig) -> RunWriter:
+    """The run to go on with, if it would go on with the same requests."""
+    writer = RunWriter.resume(out)
+    if workload_of(config).describe(config.concurrency, config.repeats).sha256 != writer.manifest.workload.sha256:
+        writer.close()
+        raise UserError(
+            f"{out} was begun with other requests than {config.dataset} holds now; restore it, or begin anew"
+        )
+    return writer
 
 
 def workload_of(config: SweepConfig) -> WorkloadPlan:
@@ -113,6 +132,7 @@ def workload_of(config: SweepConfig) -> WorkloadPlan:
         seed=config.seed,
         api=config.api,
         vocab_size=config.vocab_size,
+        tokenizer=config.tokenizer,
     )
 
 
@@ -323,7 +343,7 @@ def _attempts(out: Path, rows: Iterable[LevelRow]) -> Counter[PointKey]:
     return attempts
 
 
-def _outcome(writer: RunWriter, interrupted: bool) -> Outcome:
+def _outcome(writer: RunWriter, interrupted: bool, failed: str) -> Outcome:
     manifest, rows = writer.manifest, writer.rows
     not_run = {name: record.not_run for name, record in manifest.variants.items() if record.not_run}
     runnable = [v for v in manifest.settings.variants if v not in not_run]
@@ -336,6 +356,7 @@ def _outcome(writer: RunWriter, interrupted: bool) -> Outcome:
         invalid=len(rows) - usable,
         not_run=not_run,
         interrupted=interrupted,
+        failed=failed,
     )
 
 

@@ -21,6 +21,7 @@ import optuna
 from harness.bench import Bench
 from harness.config import SweepConfig
 from harness.errors import UserError
+from harness.load import require_files_for
 from harness.records import LevelRow, Manifest, PointKey, Variant, VariantRecord
 from harness.runfolder import RunFolder, RunWriter
 from harness.sweep import Keys, Reporter, interruptible, new_manifest, opened, point_seconds, workload_of
@@ -142,6 +143,7 @@ def run_tune(
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # what its trials gave is told in our words
     config = tuning_config(config)
     check_budget(config, options)
+    require_files_for(config.max_concurrency, config.client_workers)
     manifest = tune_manifest(config, options, command)
     with RunWriter.resume(out) if resume else RunWriter.create(out, manifest) as writer, interruptible() as stop:
         for line in plan(config, options):

@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 import typer
 
-from harness.cli import command_line, default_folder, given_values, sweep, sweep_settings
+from harness.cli import given_values, sweep, sweep_settings
+from harness.command import command_line, default_folder
 from harness.config import SweepConfig, make_config
 from harness.console import ConsoleReporter
 from harness.errors import UserError

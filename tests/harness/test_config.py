@@ -36,6 +36,8 @@ def test_defaults_are_a_valid_sweep() -> None:
         ({"sim": "a", "model": "b"}, "only one of"),
         ({"model": "m", "variants": ["eagle3"]}, "--draft"),
         ({"tp": 0}, "tp"),
+        ({"tokenizer": "folder"}, "add --dataset FILE"),
+        ({"tokenizer": "folder", "dataset": "f", "api": "chat"}, "its own template"),
     ],
 )
 def test_bad_values_get_one_line(values: dict[str, Any], message: str) -> None:
