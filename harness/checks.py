@@ -27,6 +27,7 @@ FEW_REQUESTS_PER_SLOT = 2
 # Remedy of each verdict, for people.
 REMEDIES: dict[str, str] = {
     "server_died": "see the server's log, then resume",
+    "client_crashed": "see the client's words on standard error, then resume",
     "interrupted": "resume the run",
     "no_requests": "measure longer: no request started inside the window",
     "errors": "see error_detail in requests.jsonl",

@@ -13,6 +13,7 @@ import fcntl
 import gzip
 import io
 import os
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ import msgspec
 import pandas as pd
 
 from harness.errors import UserError
+from harness.plausible import record_problem, repeated_point, row_problem
 from harness.records import SCHEMA_VERSION, LevelRow, Manifest, RequestRecord
 
 MANIFEST, REQUESTS, LEVELS = "manifest.json", "requests.jsonl", "levels.csv"
@@ -51,7 +53,11 @@ class RunFolder:
             return []
         with _reading(file), file.open(newline="", encoding="utf-8") as lines:
             table = csv.DictReader(lines, strict=True)
-            return [_row(file, number, cells) for number, cells in enumerate(table, start=2)]
+            rows = [_row(file, number, cells) for number, cells in enumerate(table, start=2)]
+        twice = repeated_point(rows)
+        if twice is not None:
+            raise UserError(f"{file} is damaged: it has two rows of {twice}; leave the one that counts")
+        return rows
 
     def salvaged_levels(self) -> tuple[list[LevelRow], list[str]]:
         """The rows of levels.csv that can be read, and a line about each that cannot."""
@@ -233,27 +239,32 @@ class _reading:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if isinstance(error, FileNotFoundError):
             raise UserError(f"{self.file} is missing; the run folder is incomplete") from error
-        if isinstance(error, (OSError, EOFError, csv.Error, UnicodeDecodeError)):
+        if isinstance(error, (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError)):
             raise UserError(f"{self.file} cannot be read: {error}; restore it from a copy") from error
 
 
 def _decoded(decoder: msgspec.json.Decoder[RequestRecord], line: bytes, place: str) -> RequestRecord:
     try:
-        return decoder.decode(line)
+        record = decoder.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise UserError(f"{place} is damaged: {error}; restore the file from a copy") from error
+    problem = record_problem(record)
+    if problem is not None:
+        raise UserError(f"{place} is damaged: {problem}; restore the file from a copy")
+    return record
 
 
 def _row(file: Path, number: int, cells: dict[str, str]) -> LevelRow:
     try:
         if None in cells or None in cells.values():
-            raise msgspec.ValidationError("it has not as many cells as the heading")
-        known = {name: text for name, text in cells.items() if name in _COLUMNS and text}
-        return msgspec.convert(known, LevelRow, strict=False)
-    except msgspec.ValidationError as error:
-        raise UserError(
-            f"{file}:{number} is damaged: {error}; `specpivot verify --write` saves what can be and names the rest"
-        ) from error
+            raise ValueError("it has not as many cells as the heading")
+        row = msgspec.convert({n: text for n, text in cells.items() if n in _COLUMNS and text}, LevelRow, strict=False)
+        if problem := row_problem(row):
+            raise ValueError(problem)
+    except ValueError as error:
+        remedy = "`specpivot verify --write` saves what can be and names the rest"
+        raise UserError(f"{file}:{number} is damaged: {error}; {remedy}") from error
+    return row
 
 
 def _csv(rows: list[LevelRow]) -> bytes:

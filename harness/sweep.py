@@ -362,7 +362,10 @@ def _outcome(writer: RunWriter, interrupted: bool, failed: str) -> Outcome:
 
 @contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """Let Ctrl-C and SIGTERM end the point in progress and keep what was measured; a second one ends at once."""
+    """Let Ctrl-C, SIGTERM or a closed terminal end the point in progress and keep what was measured.
+
+    A second one ends at once. A signal that is ignored, as nohup ignores SIGHUP, stays so.
+    """
     stop = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -370,7 +373,9 @@ def interruptible() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stop.set()
 
-    old: dict[int, Any] = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    old: dict[int, Any] = {number: signal.signal(number, on_signal) for number in heard}
     try:
         yield stop
     finally:
