@@ -5,7 +5,8 @@ INSTALLED := .venv/.installed
 PRESET := h200-llama31-8b-accept-1.8-illustrative
 DEMO := results/demo
 
-.PHONY: demo test test-sglang-full lint format lock clean
+
+.PHONY: demo test soak test-sglang-full lint format lock clean
 
 # The main job on simulated servers. What people read goes to standard error; the last line on standard output is JSON.
 demo: $(INSTALLED)
@@ -19,8 +20,11 @@ demo: $(INSTALLED)
 
 # The real SGLang is installed under ~/.cache/specpivot at the first run: four releases, some minutes.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --ignore tests/sglang_cpu
+	$(BIN)/python -m pytest --ignore tests/sglang_cpu -m "not soak"
 	$(BIN)/python -m pytest -m sglang
+
+soak: $(INSTALLED)
+	$(BIN)/python -m pytest --ignore tests/sglang_cpu -m soak
 
 test-sglang-full: $(INSTALLED)
 	$(BIN)/python -m pytest -m sglang_full

