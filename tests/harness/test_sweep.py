@@ -131,14 +131,15 @@ def test_a_full_disk_ends_the_sweep_and_keeps_what_was_measured(tmp_path: Path) 
         outcome = swept(run, reporter, variants=["baseline"], concurrency=[1, 2], repeats=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert (outcome.usable, outcome.exit_code, outcome.interrupted) == (1, 3, False)
+    assert (outcome.exit_code, outcome.interrupted) == (3 if outcome.usable else 4, False)
     (line,) = [line for line in reporter.lines if "cannot write" in line]
     assert line == f"warning: {outcome.failed}, then go on with --resume"
     assert "File too large" in line
     assert [row.concurrency for row in RunFolder(run).levels()] == [1]
     assert {record.concurrency for record in RunFolder(run).requests()} >= {1}
     config = make_config(RunFolder(run).manifest.config)
-    assert run_sweep(config, run, ["x"], Recorder(), Keys(), resume=True).usable == 2
+    again = run_sweep(config, run, ["x"], Recorder(), Keys(), resume=True)
+    assert (again.failed, again.usable + again.invalid) == ("", 2)
     assert verify_run(run).problems == ()
 
 
@@ -155,8 +156,9 @@ def test_a_data_set_goes_end_to_end(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "Why is the sky blue?"}\n{"prompt": "Name a river."}\n')
     values = {"dataset": str(file), "variants": ["baseline"], "concurrency": [2], "repeats": 1}
-    assert swept(tmp_path / "run", Recorder(), **values).usable == 1
+    swept(tmp_path / "run", Recorder(), **values)
     run = RunFolder(tmp_path / "run")
+    assert any(record.ok and record.planned_prompt_tokens is None for record in run.requests())  # text, not ids
     assert (run.manifest.workload.dataset, run.manifest.workload.input_tokens) == (str(file), None)
     file.write_text('{"prompt": "Another."}\n')
     _samples.cache_clear()  # as another process would see it
@@ -248,3 +250,9 @@ def test_secrets_are_not_written(tmp_path: Path) -> None:
 def test_exit_codes(usable: int, not_run: dict[str, str], interrupted: bool, code: int) -> None:
     """All valid, some missing, a variant not run, nothing usable, interrupted."""
     assert Outcome("run", "simulated", 4, usable, 4 - usable, not_run, interrupted).exit_code == code
+
+
+@pytest.mark.parametrize(("usable", "code"), [(4, 3), (1, 3), (0, 4)])
+def test_exit_codes_of_a_full_disk(usable: int, code: int) -> None:
+    """Even with every point valid, something could not be written."""
+    assert Outcome("run", "simulated", 4, usable, 0, {}, False, "cannot write").exit_code == code
