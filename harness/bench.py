@@ -193,7 +193,7 @@ class Bench:
             key.concurrency,
             workers=result.workers,
             interrupted=result.interrupted,
-            server_died=result.server_died,
+            server_died=result.server_died or (metrics.errors > 0 and not server.endpoint.healthy()),
             unproven=unproven,
             shared_prefix=self.config.api == "chat",
             calibration=None if server.simulation else self._calibration,
