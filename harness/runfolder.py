@@ -15,6 +15,7 @@ import io
 import os
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -23,7 +24,7 @@ import msgspec
 import pandas as pd
 
 from harness.errors import UserError
-from harness.plausible import record_problem, repeated_point, row_problem
+from harness.plausible import manifest_problem, record_problem, repeated_point, row_problem
 from harness.records import SCHEMA_VERSION, LevelRow, Manifest, RequestRecord
 
 MANIFEST, REQUESTS, LEVELS = "manifest.json", "requests.jsonl", "levels.csv"
@@ -117,15 +118,18 @@ class RunWriter:
         Raises:
             UserError: the folder already holds a run, or cannot be written.
         """
-        if (path / MANIFEST).exists():
-            raise UserError(f"{path} already holds a run; add --resume to go on with it, or give another --out")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = _locked(path)
-            _replace(path / MANIFEST, msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n")
+            with ExitStack() as failing:
+                lock = failing.enter_context(_locked(path))
+                if (path / MANIFEST).exists():
+                    raise UserError(f"{path} already holds a run; add --resume to go on with it, or give another --out")
+                _replace(path / MANIFEST, msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n")
+                writer = cls(path, manifest, lock)
+                failing.pop_all()
         except OSError as error:
             raise UserError(f"cannot write the run folder {path}: {error.strerror}; give another --out") from error
-        return cls(path, manifest, lock)
+        return writer
 
     @classmethod
     def resume(cls, path: Path, salvage: bool = False) -> RunWriter:
@@ -142,7 +146,10 @@ class RunWriter:
         if (path / PACKED_REQUESTS).exists():
             raise UserError(f"{path} is packed ({PACKED_REQUESTS}); gunzip it first to resume the run")
         try:
-            return cls(path, manifest, _locked(path), salvage)
+            with ExitStack() as failing:
+                writer = cls(path, manifest, failing.enter_context(_locked(path)), salvage)
+                failing.pop_all()
+            return writer
         except OSError as error:
             raise UserError(f"cannot write the run folder {path}: {error.strerror}; mend its permissions") from error
 
@@ -218,9 +225,13 @@ def _read_manifest(path: Path) -> Manifest:
             raise UserError(
                 f"{file} has schema {schema}, this SpecPivot reads {SCHEMA_VERSION}; use the version that wrote it"
             )
-        return msgspec.json.decode(body, type=Manifest)
+        manifest = msgspec.json.decode(body, type=Manifest)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is damaged: {error}; restore it from a copy") from error
+    problem = manifest_problem(manifest)
+    if problem is not None:
+        raise UserError(f"{file} is damaged: {problem}; restore it from a copy")
+    return manifest
 
 
 class _Schema(msgspec.Struct):

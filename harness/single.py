@@ -18,12 +18,13 @@ from harness.config import SweepConfig, make_config
 from harness.endpoint import Endpoint, check_url, specpivot_block
 from harness.errors import UserError
 from harness.load import require_files_for
+from harness.manifest import new_manifest, workload_of
 from harness.openload import Arrivals, TimedWorkload
 from harness.openloop import Goodput, OpenMetrics, Slo, goodput, open_metrics
 from harness.records import LevelRow, Manifest, PointKey, Source, Variant, VariantRecord
 from harness.runfolder import RunFolder, RunWriter, WriteFailed
 from harness.servers import Server, prove
-from harness.sweep import Keys, Reporter, interruptible, new_manifest, point_seconds, workload_of
+from harness.sweep import Keys, Reporter, interruptible, point_seconds
 from harness.variants import server_plans
 from patched_worker.policy import NEVER_DISABLE
 

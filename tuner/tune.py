@@ -22,9 +22,10 @@ from harness.bench import Bench
 from harness.config import SweepConfig
 from harness.errors import UserError
 from harness.load import require_files_for
+from harness.manifest import new_manifest, workload_of
 from harness.records import LevelRow, Manifest, PointKey, Variant, VariantRecord
 from harness.runfolder import RunFolder, RunWriter
-from harness.sweep import Keys, Reporter, interruptible, new_manifest, opened, point_seconds, workload_of
+from harness.sweep import Keys, Reporter, interruptible, opened, point_seconds
 from harness.variants import ServerPlan, server_plans
 from harness.workload import WorkloadPlan
 from patched_worker.policy import Policy
