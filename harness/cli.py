@@ -216,6 +216,8 @@ def _pairs(flag: str, items: list[str] | None) -> dict[str, str] | None:
 def run(app: typer.Typer) -> None:
     """Run the command line: one line for bad input, exit code 2; 130 when interrupted twice."""
     try:
+        if not all(_is_text(word) for word in sys.argv):
+            raise UserError("an argument is not valid UTF-8; rename the file or give another name")
         app()
     except UserError as error:
         print(f"specpivot: {error}", file=sys.stderr)
@@ -226,3 +228,11 @@ def run(app: typer.Typer) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _is_text(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from harness.records import LevelRow, PointKey, RequestRecord
+from harness.records import LevelRow, Manifest, PointKey, RequestRecord
 
 MAX_FIGURE = 1e12  # seconds, tokens per second, counts: far beyond any real one, far within floating point
 MIN_RATE = 1e-12  # the smallest that is not 0, of what goes through a logarithm
@@ -51,6 +51,18 @@ _COUNTS = (
     *("repeat", "index", "attempt", "worker", "prompt_tokens", "planned_prompt_tokens", "output_tokens"),
     *("planned_output_tokens", "cached_tokens", "verify_steps"),
 )
+
+
+def manifest_problem(manifest: Manifest) -> str | None:
+    """What in the untyped parts of a manifest is not as SpecPivot writes it; None where all is."""
+    gpus, packages = manifest.environment.get("gpus", []), manifest.environment.get("packages", {})
+    if not isinstance(gpus, list) or not all(isinstance(gpu, dict) for gpu in gpus):
+        return "environment.gpus is no list of objects"
+    if not isinstance(packages, dict):
+        return "environment.packages is no object"
+    if not all(1 <= level <= MAX_FIGURE for level in manifest.settings.concurrency):
+        return "settings.concurrency holds an impossible level"
+    return None
 
 
 def repeated_point(rows: Iterable[LevelRow]) -> PointKey | None:

@@ -23,7 +23,7 @@ import msgspec
 import pandas as pd
 
 from harness.errors import UserError
-from harness.plausible import record_problem, repeated_point, row_problem
+from harness.plausible import manifest_problem, record_problem, repeated_point, row_problem
 from harness.records import SCHEMA_VERSION, LevelRow, Manifest, RequestRecord
 
 MANIFEST, REQUESTS, LEVELS = "manifest.json", "requests.jsonl", "levels.csv"
@@ -218,9 +218,13 @@ def _read_manifest(path: Path) -> Manifest:
             raise UserError(
                 f"{file} has schema {schema}, this SpecPivot reads {SCHEMA_VERSION}; use the version that wrote it"
             )
-        return msgspec.json.decode(body, type=Manifest)
+        manifest = msgspec.json.decode(body, type=Manifest)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is damaged: {error}; restore it from a copy") from error
+    problem = manifest_problem(manifest)
+    if problem is not None:
+        raise UserError(f"{file} is damaged: {problem}; restore it from a copy")
+    return manifest
 
 
 class _Schema(msgspec.Struct):
