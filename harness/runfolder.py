@@ -15,6 +15,7 @@ import io
 import os
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -117,15 +118,18 @@ class RunWriter:
         Raises:
             UserError: the folder already holds a run, or cannot be written.
         """
-        if (path / MANIFEST).exists():
-            raise UserError(f"{path} already holds a run; add --resume to go on with it, or give another --out")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = _locked(path)
-            _replace(path / MANIFEST, msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n")
+            with ExitStack() as failing:
+                lock = failing.enter_context(_locked(path))
+                if (path / MANIFEST).exists():
+                    raise UserError(f"{path} already holds a run; add --resume to go on with it, or give another --out")
+                _replace(path / MANIFEST, msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n")
+                writer = cls(path, manifest, lock)
+                failing.pop_all()
         except OSError as error:
             raise UserError(f"cannot write the run folder {path}: {error.strerror}; give another --out") from error
-        return cls(path, manifest, lock)
+        return writer
 
     @classmethod
     def resume(cls, path: Path, salvage: bool = False) -> RunWriter:
@@ -142,7 +146,10 @@ class RunWriter:
         if (path / PACKED_REQUESTS).exists():
             raise UserError(f"{path} is packed ({PACKED_REQUESTS}); gunzip it first to resume the run")
         try:
-            return cls(path, manifest, _locked(path), salvage)
+            with ExitStack() as failing:
+                writer = cls(path, manifest, failing.enter_context(_locked(path)), salvage)
+                failing.pop_all()
+            return writer
         except OSError as error:
             raise UserError(f"cannot write the run folder {path}: {error.strerror}; mend its permissions") from error
 

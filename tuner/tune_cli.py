@@ -130,5 +130,8 @@ def _resumed(folder: Path) -> tuple[SweepConfig, TuneOptions, Path]:
     stored = dict(RunFolder(folder).manifest.config)
     if "tune" not in stored:
         raise UserError(f"{folder} is no tuning; start one with other --out, or resume it with sweep")
-    options = msgspec.convert(stored.pop("tune"), TuneOptions, str_keys=True)
+    try:
+        options = msgspec.convert(stored.pop("tune"), TuneOptions, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{folder}/manifest.json is damaged: config.tune: {error}; restore it from a copy") from error
     return make_config(stored), options, folder

@@ -144,3 +144,17 @@ def test_damaged_compression_gets_one_line(run: Path) -> None:
         (run / PACKED_REQUESTS).write_bytes(body)
         with pytest.raises(UserError, match="cannot be read"):
             list(RunFolder(run).requests())
+
+
+def test_a_writer_that_cannot_begin_lets_go_of_the_folder(run: Path) -> None:
+    """A damaged or unwritable file is one line, and the lock is not kept."""
+    (run / LEVELS).write_text("variant\nnobody\n")
+    with pytest.raises(UserError, match="damaged"):
+        RunWriter.resume(run)
+    write_levels(run, SOUND)
+    (run / REQUESTS).unlink()
+    (run / REQUESTS).mkdir()
+    with pytest.raises(UserError, match="mend its permissions"):
+        RunWriter.resume(run)
+    (run / REQUESTS).rmdir()
+    RunWriter.resume(run).close()
