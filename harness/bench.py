@@ -208,7 +208,7 @@ class Bench:
             key.concurrency,
             workers=result.workers,
             interrupted=result.interrupted,
-            server_died=result.server_died,
+            server_died=result.server_died or (metrics.errors > 0 and not server.endpoint.healthy()),
             unproven=unproven,
             shared_prefix=self.workload.shares_prefix,
             open_share=sent_share(len(records), dropped),

@@ -217,16 +217,18 @@ def last_line(log: Path) -> str:
 
 
 def stop_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Stop every process group started, politely and then not; returns when none is left."""
-    for process in processes:
-        signal_group(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + STOP_GRACE_S
-    while any(_alive(process) for process in processes) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    for process in processes:
-        signal_group(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=10)
+    """Stop every process group started, politely and then not (a second Ctrl-C skips the politeness)."""
+    try:
+        for process in processes:
+            signal_group(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_GRACE_S
+        while any(_alive(process) for process in processes) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        for process in processes:
+            signal_group(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
 
 
 def _alive(process: subprocess.Popen[bytes]) -> bool:
