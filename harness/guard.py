@@ -83,11 +83,21 @@ def signal_group(group: int, number: signal.Signals) -> None:
 
 
 def group_alive(group: int) -> bool:
+    """Whether a process of the group still runs; a zombie does not, it only waits for a parent that may be slow."""
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):
         return False
-    return True
+    return any(_runs_in(group, stat) for stat in Path("/proc").glob("[0-9]*/stat"))
+
+
+def _runs_in(group: int, stat: Path) -> bool:
+    try:
+        # pid (name) state ppid pgrp ...; the name may hold anything, so count from its last bracket
+        state, _, of, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return False  # it has ended meanwhile
+    return int(of) == group and state not in "ZX"
 
 
 def main() -> None:

@@ -18,17 +18,16 @@ ROOT = Path(__file__).parent.parent.parent
 STARTER = """
 import signal, sys, threading, time
 from pathlib import Path
-from harness import servers
+from harness import guard, servers
 from harness.variants import ServerPlan
 wait = "import time; time.sleep(300)"
 code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', '{wait}']); {wait}"
-spawned = servers._spawn
-def spawn(*args):
-    process = spawned(*args)
+watch = guard.Guard.watch
+def watched(self, group):
+    watch(self, group)
     time.sleep(1.0)
-    print(process.pid, flush=True)
-    return process
-servers._spawn = spawn
+    print(group, flush=True)
+guard.Guard.watch = watched
 plan = ServerPlan("baseline", ("baseline",), (sys.executable, "-c", code))
 with servers.running([plan], Path(sys.argv[1]), 100.0, threading.Event(), print):
     pass
