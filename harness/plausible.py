@@ -13,6 +13,7 @@ from harness.records import LevelRow, Manifest, PointKey, RequestRecord
 MAX_FIGURE = 1e12  # seconds, tokens per second, counts: far beyond any real one, far within floating point
 MIN_RATE = 1e-12  # the smallest that is not 0, of what goes through a logarithm
 _MAX_CHUNK = 2**31 - 1  # metrics keep ticks and tokens of a chunk in 32 bits
+MIN_WINDOW_S = 1e-9  # what 20 slices can be cut from; a point that was ended before its window has none
 _RATES = ("output_tok_per_s", "user_tok_per_s", "tpot_p50_s")  # and the ends of their intervals
 _SIGNED = frozenset({"threshold", "window_slope", "window_autocorrelation", "window_start_s", "window_end_s"})
 
@@ -27,6 +28,9 @@ def row_problem(row: LevelRow) -> str | None:
             return f"{name} is {value}"
         if name.startswith(_RATES) and value is not None and 0 < value < MIN_RATE:
             return f"{name} is {value}"
+    length_s = row.window_end_s - row.window_start_s
+    if length_s and length_s < MIN_WINDOW_S:
+        return f"window_end_s is {length_s} s after window_start_s"
     if row.threshold is not None and row.threshold < -1:
         return f"threshold is {row.threshold}"
     return None

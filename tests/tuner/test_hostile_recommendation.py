@@ -18,7 +18,9 @@ from tuner.export import export, measured_server
 from tuner.recommend import FILE, Recommendation, read, recommend
 from tuner.tune_cli import _resumed
 
-FUZZED = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZED = settings(
+    max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 VALUES = st.sampled_from([None, -1, 0, 10**30, 1.5, 1e308, "", "\x1b[2J", [], {}, [1], [{"threshold": -3}], True])
 
 
