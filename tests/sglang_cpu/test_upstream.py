@@ -15,7 +15,7 @@ from tests.sglang_cpu.slot import Slot
 from tests.sglang_cpu.traffic import PARTS, Answer, answers, differences, greedy, logprobs, prompt
 
 V2_OF_0_5_9 = "0.5.9-v2"
-V1 = ("0.5.9-v1", "0.5.12.post1-v1")
+EARLY_V2 = (V2_OF_0_5_9, "0.5.12.post1-v2")
 
 
 def test_penalties_are_relaxed_inside_a_draft_chain(unpatched: Server, reference: dict[str, list[Answer]]) -> None:
@@ -52,7 +52,17 @@ def test_v2_of_0_5_9_dies_of_logprobs(doomed: Server, slot: Slot) -> None:
     assert any("Traceback" in line for line in doomed.faults())
 
 
-@pytest.mark.arrangements(*V1)
+@pytest.mark.arrangements(*EARLY_V2)
+def test_early_v2_runs_past_a_stop_string(unpatched: Server, reference: dict[str, list[Answer]]) -> None:
+    """Tokens that a chain accepts behind a stop string are handed out."""
+    got = answers(unpatched.generate_all(PARTS["stopped"]()))
+
+    unequal = [(mine, wanted) for mine, wanted in zip(got, reference["stopped"], strict=True) if mine != wanted]
+    assert len(unequal) > 0
+    assert all(mine.tokens[: len(wanted.tokens)] == wanted.tokens for mine, wanted in unequal)
+
+
+@pytest.mark.arrangements("0.5.12.post1-v1")
 def test_grammar_masks_its_neighbours(unpatched: Server, reference: dict[str, list[Answer]]) -> None:
     """llguidance reuses its mask uncleared: the row of a request that has ended masks its successor in the batch."""
     ended_early = {"regex": "[a-f]{6}"}
