@@ -85,6 +85,7 @@ def run_sweep(
         UserError: bad input, or no server could be had.
     """
     require_files_for(config.max_concurrency, config.client_workers)
+    _attached(config, keys)  # before anything is written: a wrong URL must not leave a run behind
     run = _resumed(out, config) if resume else RunWriter.create(out, new_manifest(config, command))
     with run as writer, interruptible() as stop:
         failed = ""
@@ -193,11 +194,21 @@ def _servers(
     config: SweepConfig, plans: Sequence[ServerPlan], bench: Bench, reporter: Reporter, keys: Keys
 ) -> Iterator[dict[str, Server | UserError]]:
     if config.attach:
-        yield {plan.name: attach(plan, keys.api_key, keys.admin_api_key) for plan in plans}
+        yield _attached(config, keys)
         return
     reporter.say(f"starting {', '.join(plan.name for plan in plans)} ({'simulated' if config.sim else 'SGLang'})")
     with running(plans, bench.writer.path / "logs", config.start_timeout_s, bench.stop, reporter.say) as found:
         yield found
+
+
+def _attached(config: SweepConfig, keys: Keys) -> dict[str, Server | UserError]:
+    """The servers that the sweep attaches to; {} where it starts its own.
+
+    Raises:
+        UserError: nothing answers at a URL.
+    """
+    plans = server_plans(config) if config.attach else ()
+    return {plan.name: attach(plan, keys.api_key, keys.admin_api_key) for plan in plans}
 
 
 def _players(found: dict[str, Server | UserError]) -> dict[Variant, Server]:

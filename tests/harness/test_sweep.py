@@ -235,6 +235,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(tmp_path: Path, flags: list[str
     assert (done.returncode, done.stdout) == (2, "")
     assert message in last
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_secrets_are_not_written(tmp_path: Path) -> None:
