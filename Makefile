@@ -5,12 +5,13 @@ INSTALLED := .venv/.installed
 PRESET := h200-llama31-8b-accept-1.8-illustrative
 DEMO := results/demo
 
-.PHONY: demo test test-sglang-full lint format lock clean
+
+.PHONY: demo test soak test-sglang-full lint format lock clean
 
 # The main job on simulated servers. What people read goes to standard error; the last line on standard output is JSON.
 demo: $(INSTALLED)
 	@rm -rf $(DEMO)
-	@$(BIN)/specpivot sweep --sim $(PRESET) --variants baseline,eagle3,forced_off --concurrency 1,4,16,32,64 \
+	@$(BIN)/specpivot sweep --sim $(PRESET) --variants baseline,eagle3,forced_off --concurrency 1,4,16,64 \
 	  --repeats 3 --warmup 1 --duration 1.5 --random-range-ratio 0.5 --out $(DEMO) >/dev/null || [ $$? = 3 ]
 	@$(BIN)/specpivot recommend $(DEMO) >$(DEMO)/answer.jsonl || [ $$? = 3 ]
 	@$(BIN)/specpivot export $(DEMO) --format sglang -o $(DEMO)/flags.sh
@@ -19,8 +20,11 @@ demo: $(INSTALLED)
 
 # The real SGLang is installed under ~/.cache/specpivot at the first run: four releases, some minutes.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --ignore tests/sglang_cpu
+	$(BIN)/python -m pytest --ignore tests/sglang_cpu -m "not soak"
 	$(BIN)/python -m pytest -m sglang
+
+soak: $(INSTALLED)
+	$(BIN)/python -m pytest --ignore tests/sglang_cpu -m soak
 
 test-sglang-full: $(INSTALLED)
 	$(BIN)/python -m pytest -m sglang_full

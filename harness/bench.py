@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from harness.checks import judge
+from harness.api import PlannedRequest
+from harness.checks import judge, sent_share
 from harness.config import SweepConfig
 from harness.endpoint import specpivot_block
 from harness.errors import UserError
-from harness.load import LoadResult, run_closed_loop
+from harness.load import LoadResult, WorkerCrashed, run_closed_loop, run_open_loop
 from harness.load_plan import LoadPlan
 from harness.metrics import level_metrics
-from harness.proof import Steps, contradiction, identity, steps_between, wrong_worker
+from harness.proof import Steps, contradiction, identity, simulation_of, steps_between, wrong_worker
 from harness.records import LevelRow, PointKey, RequestRecord, Status, Variant
 from harness.runfolder import RunWriter
 from harness.selftest import load_calibration
-from harness.servers import Server
+from harness.servers import Server, prove
 from harness.telemetry import GpuSampler
 from harness.workload import WorkloadPlan
 from patched_worker.policy import NEVER_DISABLE, Policy
@@ -52,6 +54,8 @@ class Bench:
         workload: the request lists.
         attempts: how often each point was measured before.
         stop: set to end the point in progress early; its records are kept.
+        open_loop: the workload's requests carry times, and concurrency only bounds what is in flight.
+        drop_after_s: an open loop drops what is so late; None never drops.
     """
 
     def __init__(
@@ -62,6 +66,8 @@ class Bench:
         workload: WorkloadPlan,
         attempts: Counter[PointKey],
         stop: threading.Event,
+        open_loop: bool = False,
+        drop_after_s: float | None = None,
     ) -> None:
         self.config = config
         self.writer = writer
@@ -69,6 +75,8 @@ class Bench:
         self.workload = workload
         self.attempts = attempts
         self.stop = stop
+        self.open_loop = open_loop
+        self.drop_after_s = drop_after_s
         self._calibration = load_calibration()
 
     def measure(
@@ -101,7 +109,8 @@ class Bench:
                 key = PointKey(server.plan.variants[0], level, WARM_UP_REPEAT)
                 plan = replace(self._load_plan(server, key), warmup_s=WARM_UP_S / 2, duration_s=WARM_UP_S / 2)
                 requests = self.workload.requests(level, WARM_UP_REPEAT)
-                run_closed_loop(plan, requests, key, 0, lambda records: None, None, self.stop)
+                with suppress(WorkerCrashed):  # if that was no accident, the point itself will say so
+                    run_closed_loop(plan, requests, key, 0, lambda records: None, None, self.stop)
         server.endpoint.freeze_gc()
 
     def _measured(
@@ -112,6 +121,9 @@ class Bench:
         if problem:
             return self._row(server, key, set_policy, "invalid", problem)
         before = read(server)
+        if before.identity != server.identity:
+            self._note_stranger(server, key)
+            return self._row(server, key, set_policy, "invalid", "unproven_worker")
         records: list[RequestRecord] = []
 
         def keep(batch: Sequence[RequestRecord]) -> None:
@@ -119,16 +131,14 @@ class Bench:
             records.extend(scaled)
             self.writer.add_requests(scaled)
 
-        with GpuSampler() as gpu:
-            result = run_closed_loop(
-                self._load_plan(server, key),
-                self.workload.requests(key.concurrency, key.repeat),
-                key,
-                self.attempts[key],
-                keep,
-                on_progress,
-                self.stop,
-            )
+        plan, requests = self._load_plan(server, key), self._requests(server, key)
+        run = run_open_loop if self.open_loop else run_closed_loop
+        try:
+            with GpuSampler() as gpu:
+                result = run(plan, requests, key, self.attempts[key], keep, on_progress, self.stop)
+        except WorkerCrashed:  # its own words are on standard error
+            row = self._row(server, key, set_policy, "invalid", "client_crashed")
+            return replace(row, **level_metrics(records, 0.0, 0.0).row_fields())
         after = read(server)
         row = self._judged(server, key, set_policy, records, result, before, after)
         return row if server.simulation else with_gpu(row, gpu, result)
@@ -158,7 +168,15 @@ class Bench:
             duration_s=self.config.duration_s / scale,
             workers=self.config.client_workers,
             transport=self.config.transport,
+            drop_after_s=None if self.drop_after_s is None else self.drop_after_s / scale,
         )
+
+    def _requests(self, server: Server, key: PointKey) -> Iterator[PlannedRequest]:
+        requests = self.workload.requests(key.concurrency, key.repeat)
+        scale = self._scale(server)
+        if not self.open_loop or scale == 1.0:
+            return requests
+        return (replace(planned, due_s=(planned.due_s or 0.0) / scale) for planned in requests)
 
     @staticmethod
     def _scale(server: Server) -> float:
@@ -177,8 +195,10 @@ class Bench:
         scale = self._scale(server)
         window = (result.window_start_s * scale, result.window_end_s * scale)
         metrics = level_metrics(records, *window)
+        dropped = result.dropped if self.open_loop else None
         steps, unproven = _proven(before, after, policy)
-        if before.identity != after.identity or before.identity != server.identity:
+        if after.identity != server.identity:
+            self._note_stranger(server, key)
             unproven = unproven or "another server answers at this address"
         unproven = unproven or wrong_worker(self.config.worker, server.record.worker)
         client = replace(result.client, lag_p99_s=result.client.lag_p99_s * scale)
@@ -188,9 +208,10 @@ class Bench:
             key.concurrency,
             workers=result.workers,
             interrupted=result.interrupted,
-            server_died=result.server_died,
+            server_died=result.server_died or (metrics.errors > 0 and not server.endpoint.healthy()),
             unproven=unproven,
-            shared_prefix=self.config.api == "chat",
+            shared_prefix=self.workload.shares_prefix,
+            open_share=sent_share(len(records), dropped),
             calibration=None if server.simulation else self._calibration,
         )
         row = self._row(server, key, policy, judgement.status, judgement.verdict)
@@ -203,6 +224,7 @@ class Bench:
         return replace(
             row,
             flags=judgement.flags,
+            dropped=dropped,
             client_lag_p99_s=client.lag_p99_s,
             client_cpu=client.cpu,
             steps_on=steps.on if steps else None,
@@ -212,6 +234,22 @@ class Bench:
             server_tokens=None if generated is None else round(generated),
             **figures,
         )
+
+    def _note_stranger(self, server: Server, key: PointKey) -> None:
+        """Write into the manifest which server answers now where another was proven before."""
+        now = prove(server.plan, server.endpoint).record
+        manifest = self.writer.manifest
+        warning = (
+            f"from {key} on, {now.server_run} answers in place of {server.record.server_run}: restarted or changed"
+        )
+        if now.server_run not in manifest.servers:
+            self.writer.set_manifest(
+                replace(
+                    manifest,
+                    servers={**manifest.servers, now.server_run: now},
+                    warnings=(*manifest.warnings, warning),
+                )
+            )
 
     def _row(self, server: Server, key: PointKey, policy: Policy | None, status: Status, verdict: str) -> LevelRow:
         return LevelRow(
@@ -249,7 +287,7 @@ def read(server: Server) -> Reading:
     samples = server.endpoint.metrics()
     # The counter appears with its first increment.
     generated = samples.get(GENERATED, 0.0) if samples and "sglang:num_running_reqs" in samples else None
-    simulation = (info or {}).get("simulation") or {}
+    simulation = simulation_of(info) or {}
     return Reading(identity(info), specpivot_block(info), generated, float(simulation.get("slipped_s", 0.0)))
 
 
@@ -275,5 +313,6 @@ def stretched(record: RequestRecord, scale: float) -> RequestRecord:
         start_s=record.start_s * scale,
         end_s=record.end_s * scale,
         send_delay_s=record.send_delay_s * scale,
+        scheduled_s=None if record.scheduled_s is None else record.scheduled_s * scale,
         chunk_ticks=tuple(round(ticks * scale) for ticks in record.chunk_ticks),
     )

@@ -12,7 +12,7 @@ from harness.load_plan import ClientStats
 from harness.metrics import LevelMetrics
 from harness.records import Status
 
-DELIVERED_SHARE = 0.95  # of C, in flight on average over the window
+DELIVERED_SHARE = 0.95  # of C, in flight on average over the window; of an open loop's requests, sent at all
 CPU_LIMIT = 0.85  # of one core, the busiest client process
 LAG_SHARE_OF_TTFT = 0.1  # event-loop lag (p99) that may hide in the time to first token ...
 LAG_FLOOR_S = 0.005  # ... beside what any shared machine has
@@ -27,12 +27,14 @@ FEW_REQUESTS_PER_SLOT = 2
 # Remedy of each verdict, for people.
 REMEDIES: dict[str, str] = {
     "server_died": "see the server's log, then resume",
+    "client_crashed": "see the client's words on standard error, then resume",
     "interrupted": "resume the run",
     "no_requests": "measure longer: no request started inside the window",
     "errors": "see error_detail in requests.jsonl",
     "load_not_delivered": "raise the file and connection limits, or use more client processes",
     "client_limited": "use more client processes or a machine of its own for the client; see selftest",
     "unproven_worker": "see the server's worker proof in manifest.json",
+    "row_lost": "resume the run: levels.csv was damaged, and the proof of what ran stood in it alone",
     "cached_prefix": "flush the cache, or switch the radix cache off",
     "unstable": "warm up longer, measure longer, and look for other load on the machine",
 }
@@ -67,6 +69,7 @@ def judge(
     unproven: str | None = None,
     shared_prefix: bool = False,
     calibration: Calibration | None = None,
+    open_share: float | None = None,
 ) -> Judgement:
     """Decide whether a point may be used.
 
@@ -79,8 +82,9 @@ def judge(
         unproven: why the worker class is not proven; None where it is, or nothing was claimed.
         shared_prefix: prompts share a prefix by design (a chat template), so cached tokens are expected.
         calibration: this machine's limits, where selftest has measured them.
+        open_share: from `sent_share`. An open loop may have any number in flight and any trend.
     """
-    flags = " ".join(_flags(metrics, client, concurrency))
+    flags = " ".join(_flags(metrics, client, concurrency if open_share is None else 0))
     if server_died:
         return Judgement("partial" if metrics.requests else "invalid", "server_died", flags)
     if interrupted:
@@ -89,7 +93,9 @@ def judge(
         return Judgement("invalid", "errors" if metrics.errors else "no_requests", flags)
     if metrics.errors > TOLERATED_ERRORS * metrics.requests:
         return Judgement("partial" if metrics.ttft_p50_s is not None else "invalid", "errors", flags)
-    verdict = _fault(metrics, client, concurrency, workers, calibration)
+    verdict = "client_limited" if client_limited(metrics, client, workers, calibration) else "ok"
+    if verdict == "ok":
+        verdict = _fault(metrics, concurrency) if open_share is None else _open_fault(open_share)
     if unproven is not None:
         verdict = "unproven_worker"
     elif verdict == "ok" and not shared_prefix and (metrics.cached_tokens or 0) > CACHED_SHARE * metrics.prompt_tokens:
@@ -97,11 +103,16 @@ def judge(
     return Judgement("done" if verdict == "ok" else "invalid", verdict, flags)
 
 
-def _fault(
-    metrics: LevelMetrics, client: ClientStats, concurrency: int, workers: int, calibration: Calibration | None
-) -> str:
-    if client_limited(metrics, client, workers, calibration):
-        return "client_limited"
+def sent_share(sent: int, dropped: int | None) -> float | None:
+    """The part of an open loop's requests that was sent; None for a closed loop, which drops nothing."""
+    return None if dropped is None else sent / max(1, sent + dropped)
+
+
+def _open_fault(share: float) -> str:
+    return "load_not_delivered" if share < DELIVERED_SHARE else "ok"
+
+
+def _fault(metrics: LevelMetrics, concurrency: int) -> str:
     if (metrics.in_flight_mean or 0.0) < DELIVERED_SHARE * concurrency:
         return "load_not_delivered"
     trend = abs(metrics.window_slope or 0.0)

@@ -1,4 +1,4 @@
-"""The commands that measure: sweep, doctor, verify, selftest and serve-sim.
+"""The commands that measure: sweep, bench, doctor, verify, selftest and serve-sim.
 
 People read standard error; the last line on standard output is one compact JSON document.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from harness.bench_cli import WORDS_FOLLOW, bench
+from harness.command import command_line, default_folder, last_line
 from harness.config import SweepConfig, load_config, make_config
 from harness.console import ConsoleReporter
 from harness.doctor import Diagnosis, Releases, diagnose
@@ -42,6 +43,7 @@ def register(app: typer.Typer, releases: Releases) -> None:
         report_diagnosis(diagnose(releases))
 
     app.command("sweep")(sweep)
+    app.command("bench", context_settings=WORDS_FOLLOW)(bench)
     app.command("verify")(verify)
     app.command("selftest")(selftest_command)
     app.command("serve-sim", add_help_option=False, context_settings=_PASS_THROUGH)(serve_sim)
@@ -56,7 +58,7 @@ def report_diagnosis(diagnosis: Diagnosis) -> None:
     for finding in diagnosis.findings:
         remedy = f" -> {finding.remedy}" if finding.remedy else ""
         print(f"{finding.subject:<8} {finding.fact}{remedy}", file=sys.stderr)
-    _last_line(diagnosis)
+    last_line(diagnosis)
     raise typer.Exit(0 if diagnosis.ok else 3)
 
 
@@ -71,7 +73,7 @@ def verify(
     for problem in report.problems:
         print(problem, file=sys.stderr)
     print(f"{report.points} points recomputed, {report.token_checks} token counts compared", file=sys.stderr)
-    _last_line(report)
+    last_line(report)
     raise typer.Exit(0 if report.ok else 3)
 
 
@@ -87,16 +89,12 @@ def selftest_command(
             file=sys.stderr,
         )
     print(f"kept in {save_calibration(report)}", file=sys.stderr)
-    _last_line(report)
+    last_line(report)
 
 
 def serve_sim(context: typer.Context) -> None:
     """Run one simulated SGLang server (see serve-sim --help)."""
     raise typer.Exit(sim_server.main(context.args))
-
-
-def _last_line(document: msgspec.Struct) -> None:
-    print(msgspec.json.encode(document).decode(), flush=True)
 
 
 def sweep(
@@ -129,6 +127,7 @@ def sweep(
     output_tokens: Annotated[int | None, typer.Option(help="generated tokens per request")] = None,
     random_range_ratio: Annotated[float | None, typer.Option(help="spread of random lengths; 0 is exact")] = None,
     dataset: Annotated[str | None, typer.Option(help="random, or a dataset file")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="tokenizer folder: sends a dataset as templated ids")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="random token ids stay below it")] = None,
     api: Annotated[str | None, typer.Option(help="generate, completions or chat")] = None,
     seed: Annotated[int | None, typer.Option(help="seed of the request lists")] = None,
@@ -147,7 +146,7 @@ def sweep(
             reporter.say(f"warning: simulated servers (preset {settings.sim}): these are not measurements of yours")
         reporter.say(f"run folder: {folder}")
         outcome = run_sweep(settings, folder, command_line(), reporter, Keys(api_key, admin_api_key), resume)
-    _last_line(outcome)
+    last_line(outcome)
     raise typer.Exit(outcome.exit_code)
 
 
@@ -182,11 +181,6 @@ def sweep_settings(
     return make_config(values), out or default_folder()
 
 
-def default_folder() -> Path:
-    """Where a run goes that was given no --out."""
-    return Path("results") / f"local-{datetime.now():%Y%m%d-%H%M%S}"
-
-
 def _merged(file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Flags over file keys; arguments and variables of servers add up instead."""
     merged = file | given
@@ -195,17 +189,6 @@ def _merged(file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     if "server_env" in file and "server_env" in given:
         merged["server_env"] = file["server_env"] | given["server_env"]
     return merged
-
-
-def command_line() -> list[str]:
-    """Our command line, fit to be written down: a key's value is not."""
-    words, hide = [], False
-    for word in (Path(sys.argv[0]).name, *sys.argv[1:]):
-        name, equals, _ = word.partition("=")
-        secret = name in ("--api-key", "--admin-api-key")
-        words.append("***" if hide else f"{name}=***" if secret and equals else word)
-        hide = secret and not equals
-    return words
 
 
 def _words(text: str | None) -> list[str] | None:
@@ -233,6 +216,8 @@ def _pairs(flag: str, items: list[str] | None) -> dict[str, str] | None:
 def run(app: typer.Typer) -> None:
     """Run the command line: one line for bad input, exit code 2; 130 when interrupted twice."""
     try:
+        if not all(_is_text(word) for word in sys.argv):
+            raise UserError("an argument is not valid UTF-8; rename the file or give another name")
         app()
     except UserError as error:
         print(f"specpivot: {error}", file=sys.stderr)
@@ -243,3 +228,11 @@ def run(app: typer.Typer) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _is_text(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.endpoint import check_url
+from harness.environment import SECRET_WORDS
 from harness.errors import UserError
 from harness.records import PATCHED_VARIANTS, SPECULATIVE_VARIANTS, VARIANTS, Variant
 from patched_worker.policy import Policy
@@ -19,6 +19,10 @@ WorkerGeneration = Literal["auto", "v1", "v2"]
 Residency = Literal["auto", "together", "alternate"]
 DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
 MAX_CONCURRENCY = 65536
+MAX_TOKENS = 2**22
+MAX_VOCAB = 2**24
+MAX_POLICY = 1_000_000
+DAY_S = 86400.0
 
 
 class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -30,7 +34,10 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         repeats: how often each point is measured, interleaved.
         duration_s, warmup_s: the measuring window of a point, and the load before it that is not counted.
         threshold, resume_at, min_dwell: the policy of `dynamic`.
-        input_tokens, output_tokens: lengths of a request, exact for random prompts.
+        input_tokens, output_tokens: lengths of a request, exact for random prompts; with a data set the longest prompt
+            that a started server must have room for, and the answer's length where the data set has none.
+        dataset: "random", or a file that harness.datasets reads.
+        tokenizer: folder of a tokenizer, whose chat template makes token ids of the data set's messages.
         random_range_ratio: random lengths are uniform in [mean * (1 - ratio), mean * (1 + ratio)]; 0 is exact.
         vocab_size: random token ids stay below it; one above the model's own makes SGLang crash.
         sim: preset of simulated servers; time_scale simulated seconds pass per second.
@@ -53,6 +60,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     output_tokens: int = 128
     random_range_ratio: float = 0.0
     dataset: str = "random"
+    tokenizer: str | None = None
     vocab_size: int = 32000
     api: Literal["generate", "completions", "chat"] = "generate"
     seed: int = 1
@@ -107,7 +115,8 @@ def make_config(values: dict[str, Any]) -> SweepConfig:
     Raises:
         UserError: naming the key and what it may be.
     """
-    for name in values.get("variants", ()):
+    wanted = values.get("variants", ())
+    for name in wanted if isinstance(wanted, list | tuple) else ():
         if name not in VARIANTS:
             raise UserError(f"unknown variant {name!r}{_suggestion(str(name), VARIANTS)}")
     try:
@@ -119,6 +128,7 @@ def make_config(values: dict[str, Any]) -> SweepConfig:
 
 
 def _check(config: SweepConfig) -> None:
+    _check_text(config)
     for complaint, is_bad in _COMPLAINTS.items():
         if is_bad(config):
             raise UserError(complaint)
@@ -134,24 +144,55 @@ def _check(config: SweepConfig) -> None:
         check_url(url)
 
 
-def _is_length(value: float) -> bool:
-    return math.isfinite(value) and value > 0
+def _check_text(config: SweepConfig) -> None:
+    """Refuse what no file or process can be given, and secrets, which the manifest and `ps` would show."""
+    try:
+        text = msgspec.json.encode(config)
+    except UnicodeEncodeError as error:
+        raise UserError("a value is not valid UTF-8; give paths and names that are") from error
+    if b"\\u0000" in text:
+        raise UserError("a value holds a NUL character; take it out")
+    for name in config.server_env:
+        if any(word in name.upper() for word in SECRET_WORDS):
+            raise UserError(f"server_env: {name} looks like a secret; export it instead, started servers inherit it")
+    for argument in config.server_args:
+        if argument.partition("=")[0] in ("--api-key", "--admin-api-key"):
+            raise UserError(
+                f"server_args: leave {argument.partition('=')[0]} out; a started server is on 127.0.0.1 only"
+            )
 
 
+# Beyond these a value is a slip, and would exhaust memory, processes or patience before anything is measured.
 _COMPLAINTS: dict[str, Callable[[SweepConfig], bool]] = {
     "concurrency: give at least one level, each from 1 to 65536, such as --concurrency 1,2,4,8": lambda c: (
         not c.concurrency or not all(1 <= level <= MAX_CONCURRENCY for level in c.concurrency)
     ),
     "concurrency: a level is given twice; name each one once": lambda c: len(set(c.concurrency)) < len(c.concurrency),
     "variants: one is given twice; name each one once": lambda c: len(set(c.variants)) < len(c.variants),
-    "repeats: give 1 or more": lambda c: c.repeats < 1,
-    "duration: give a number of seconds above 0": lambda c: not _is_length(c.duration_s),
-    "warmup: give a number of seconds, 0 or more": lambda c: not math.isfinite(c.warmup_s) or c.warmup_s < 0,
-    "time_scale: give a number above 0": lambda c: not _is_length(c.time_scale),
-    "input_tokens and output_tokens: give 1 or more": lambda c: min(c.input_tokens, c.output_tokens) < 1,
-    "vocab_size: give 16 or more": lambda c: c.vocab_size < 16,
+    "repeats: give 1 or more, at most 1000": lambda c: not 1 <= c.repeats <= 1000,
+    "duration: give a number of seconds above 0, at most 86400": lambda c: not 0 < c.duration_s <= DAY_S,
+    "warmup: give a number of seconds, 0 or more, at most 86400": lambda c: not 0 <= c.warmup_s <= DAY_S,
+    "start_timeout: give a number of seconds above 0, at most 86400": lambda c: not 0 < c.start_timeout_s <= DAY_S,
+    "time_scale: give a number above 0, at most 1000": lambda c: not 0 < c.time_scale <= 1000,
+    "input_tokens and output_tokens: give 1 or more, at most 4194304": lambda c: (
+        not 1 <= min(c.input_tokens, c.output_tokens) <= max(c.input_tokens, c.output_tokens) <= MAX_TOKENS
+    ),
+    "vocab_size: give 16 or more, at most 16777216": lambda c: not 16 <= c.vocab_size <= MAX_VOCAB,
+    "client_workers: give 0 (SpecPivot chooses) to 256": lambda c: not 0 <= c.client_workers <= 256,
+    "num_steps, topk and draft_tokens: give 1 to 1024": lambda c: any(
+        value is not None and not 1 <= value <= 1024 for value in (c.num_steps, c.topk, c.draft_tokens)
+    ),
+    "threshold, resume_at and min_dwell: give at most 1000000": lambda c: any(
+        value is not None and value > MAX_POLICY for value in (c.threshold, c.resume_at, c.min_dwell)
+    ),
     "random_range_ratio: give a number from 0 to below 1": lambda c: not 0 <= c.random_range_ratio < 1,
-    "tp: give 1 or more GPUs": lambda c: c.tp < 1,
+    "tokenizer: only a data set needs one; add --dataset FILE, or leave --tokenizer out": lambda c: (
+        c.tokenizer is not None and c.dataset == "random"
+    ),
+    "tokenizer: with --api chat the server applies its own template; leave --tokenizer out": lambda c: (
+        c.tokenizer is not None and c.api == "chat"
+    ),
+    "tp: give 1 to 1024 GPUs": lambda c: not 1 <= c.tp <= 1024,
     "give only one of --sim, --attach and --model": lambda c: (
         sum((c.sim is not None, bool(c.attach), c.model is not None)) > 1
     ),

@@ -7,14 +7,19 @@ then not verified.
 
 from __future__ import annotations
 
+import http.client
 import json
+import math
+import socket
+import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.errors import UserError
@@ -27,6 +32,13 @@ POLICY_KEYS = {
     "resume_at": "speculative_resume_batch_threshold",
     "min_dwell": "speculative_min_dwell_steps",
 }
+
+
+class _Status(OSError):
+    """An answer other than success."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"HTTP {code}; is --admin-api-key right?" if code in (401, 403) else f"HTTP {code}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +89,9 @@ class Endpoint:
             samples: dict[str, float] = {}
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
-                    samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
-        except (OSError, ValueError):
+                    if math.isfinite(sample.value):
+                        samples[sample.name] = samples.get(sample.name, 0.0) + sample.value
+        except (OSError, ValueError, LookupError):  # the parser raises all of them at what is not its format
             return None
         return samples or None
 
@@ -111,16 +124,18 @@ class Endpoint:
         values: dict[str, int] = {POLICY_KEYS["threshold"]: threshold, POLICY_KEYS["min_dwell"]: policy.min_dwell}
         if policy.threshold and policy.resume_at:
             values[POLICY_KEYS["resume_at"]] = policy.resume_at
+        expected = {name: values[key] for name, key in POLICY_KEYS.items() if key in values}
         body = json.dumps({"server_args": values}).encode()
         try:
             self._request("/set_internal_state", method="POST", body=body, admin=True)
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.public_url} did not take the threshold: {_reason(error)}") from error
+            raise UserError(f"{self.public_url} did not take the threshold: {error}") from error
         block = specpivot_block(self.server_info())
         if block is None:
             raise UserError(f"{self.public_url} is no patched server; start it with `python -m patched_worker`")
-        if block.get("threshold") != threshold:
-            reason = block.get("last_error") or f"it still reports threshold {block.get('threshold')}"
+        if block.get("threshold") != threshold or any(block.get(name, sent) != sent for name, sent in expected.items()):
+            shown = {name: block.get(name) for name in POLICY_KEYS}
+            reason = block.get("last_error") or f"it reports {shown}"
             raise UserError(f"{self.public_url} refused threshold {threshold}: {reason}")
         return block
 
@@ -143,8 +158,8 @@ class Endpoint:
 
     def _json(self, path: str) -> dict[str, Any] | None:
         try:
-            document = json.loads(self._request(path))
-        except (OSError, ValueError, RecursionError):
+            document = msgspec.json.decode(self._request(path))
+        except (OSError, ValueError, RecursionError, msgspec.DecodeError):
             return None
         return document if isinstance(document, dict) else None
 
@@ -156,29 +171,75 @@ class Endpoint:
         timeout_s: float = CONTROL_TIMEOUT_S,
         admin: bool = False,
     ) -> bytes:
+        """The body of a success. Redirects are not followed and proxies not asked: neither may see a key.
+
+        Raises:
+            OSError: no such answer within `timeout_s`, however slowly it drips.
+            ValueError: it is too long.
+        """
         key = (self.admin_api_key or self.api_key) if admin else self.api_key
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        address = self.url.rstrip("/") + path
-        request = urllib.request.Request(address, data=body, method=method, headers=headers)
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            content: bytes = response.read(MAX_BODY_BYTES + 1)
-        if len(content) > MAX_BODY_BYTES:
-            raise ValueError(f"{path} answered more than {MAX_BODY_BYTES} bytes")
+        parts = urllib.parse.urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(str(parts.hostname), parts.port, timeout=timeout_s)
+        with _as_os_error(), closing(connection), _cut_off(connection, timeout_s):
+            connection.request(method, parts.path.rstrip("/") + path, body, headers)
+            response = connection.getresponse()
+            if not 200 <= response.status < 300:
+                raise _Status(response.status)
+            content = response.read(MAX_BODY_BYTES + 1)
+            if len(content) > MAX_BODY_BYTES:
+                raise ValueError(f"{path} answered more than {MAX_BODY_BYTES} bytes")
+            if response.length:
+                raise OSError(f"{path} ended {response.length} bytes early")
         return content
+
+
+@contextmanager
+def _as_os_error() -> Iterator[None]:
+    try:
+        yield
+    except http.client.HTTPException as error:
+        raise OSError(f"no HTTP: {error!r}") from error
+
+
+@contextmanager
+def _cut_off(connection: http.client.HTTPConnection, timeout_s: float) -> Iterator[None]:
+    """Hang up after `timeout_s`: a socket's own timeout starts anew with every byte."""
+
+    def hang_up() -> None:
+        late.set()
+        if connection.sock is not None:
+            with suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+    late = threading.Event()
+    timer = threading.Timer(timeout_s, hang_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+    if late.is_set():
+        raise TimeoutError(f"no whole answer within {timeout_s:.0f} s")
 
 
 def check_url(url: str) -> str:
     """The URL, when it is one that can be measured.
 
     Raises:
-        UserError: not an http(s) URL with a host.
+        UserError: not an http(s) URL with a host, or one that carries a secret, which would be written down.
     """
     try:
         parts = urllib.parse.urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        secret = "@" in parts.netloc or bool(parts.query or parts.fragment)
     except ValueError:
-        usable = False
-    if not usable:
+        usable = secret = False
+    if secret:
+        raise UserError("a server URL must not hold a password or a query; give keys by SPECPIVOT_API_KEY")
+    if not usable or not url.isprintable() or " " in url:
         raise UserError(f"{url!r} is no server URL; give one such as http://127.0.0.1:30000")
     return url
 
@@ -196,11 +257,3 @@ def specpivot_block(info: dict[str, Any] | None) -> dict[str, Any] | None:
         if isinstance(block, dict):
             return block
     return None
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, urllib.error.HTTPError):
-        return f"HTTP {error.code}; is --admin-api-key right?" if error.code in (401, 403) else f"HTTP {error.code}"
-    if isinstance(error, urllib.error.URLError):
-        return str(error.reason)
-    return str(error)

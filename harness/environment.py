@@ -12,7 +12,7 @@ import psutil
 
 # Chosen before start, they decide which worker class runs, what is accepted, or which kernels are used.
 SERVER_ENV_PREFIXES = ("SGLANG_", "SPECPIVOT_", "NCCL_", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_", "TRITON_")
-_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 def collect_environment() -> dict[str, Any]:
@@ -74,7 +74,7 @@ def server_environment(env: dict[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(env.items())
-        if name.startswith(SERVER_ENV_PREFIXES) and not any(word in name.upper() for word in _SECRET_WORDS)
+        if name.startswith(SERVER_ENV_PREFIXES) and not any(word in name.upper() for word in SECRET_WORDS)
     }
 
 

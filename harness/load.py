@@ -162,6 +162,19 @@ def require_open_files(streams: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
+def require_files_for(concurrency: int, workers: int = 0) -> None:
+    """`require_open_files` for a load that is yet to come.
+
+    Args:
+        concurrency: its requests in flight.
+        workers: client processes; 0 chooses.
+
+    Raises:
+        UserError: the hard limit is smaller.
+    """
+    require_open_files(-(-concurrency // worker_count(LoadPlan("", concurrency=concurrency, workers=workers))))
+
+
 class _Point:
     """One point as the parent sees it."""
 

@@ -83,6 +83,9 @@ class _Table:
     def __init__(self, records: list[RequestRecord]) -> None:
         self.records = records
         self.start_s: Floats = np.array([r.start_s for r in records], dtype=float)
+        # What decides whether a request belongs to the window: in an open loop, when it was due.
+        due = (r.start_s if r.scheduled_s is None else r.scheduled_s for r in records)
+        self.due_s: Floats = np.fromiter(due, dtype=float, count=len(records))
         self.end_s: Floats = np.array([r.end_s for r in records], dtype=float)
         self.sent_s: Floats = self.start_s + np.array([r.send_delay_s for r in records], dtype=float)
         self.ok = np.array([r.ok for r in records], dtype=bool)
@@ -117,7 +120,7 @@ def level_metrics(records: Iterable[RequestRecord], window_start_s: float, windo
     # In one order, so that figures recomputed from disk are equal to the last bit.
     table = _Table(sorted(records, key=lambda r: (r.start_s, r.index)))
     length_s = window_end_s - window_start_s
-    in_window = (table.start_s >= window_start_s) & (table.start_s < window_end_s)
+    in_window = (table.due_s >= window_start_s) & (table.due_s < window_end_s)
     failed = ~table.ok & (table.start_s < window_end_s) & (table.end_s >= window_start_s)
     good = in_window & table.ok
     sums: dict[str, Any] = {

@@ -146,8 +146,8 @@ class _Connection(asyncio.Protocol):
         elif path == "/reset":
             stamps.reset()
             self._reply(b"{}")
-        elif path in _ANSWERS:
-            self._reply(_ANSWERS[path])
+        elif (known := _without_mode(path)) in _ANSWERS:
+            self._reply(_ANSWERS[known])
         elif (asked := _ask(path, body)) is None:
             self._reply(b"{}", "404 Not Found")
         else:
@@ -220,13 +220,16 @@ def _steps(mode: str, ask: Ask, timing: Timing) -> Iterator[Step]:
     return iter(_recorded(ask, timing)) if mode == "plain" else MODES[mode](ask, timing)
 
 
+def _without_mode(path: str) -> str:
+    first, _, rest = path[1:].partition("/")
+    return f"/{rest}" if first in MODES else path
+
+
 def _ask(path: str, body: bytes) -> tuple[str, Ask] | None:
     """(mode, what was asked for), or None for a path that is neither."""
-    mode = "plain"
-    first, _, rest = path[1:].partition("/")
-    if first in MODES:
-        mode, path = first, "/" + rest
-    api = _API_OF_PATH.get(path)
+    first = path[1:].partition("/")[0]
+    mode = first if first in MODES else "plain"
+    api = _API_OF_PATH.get(_without_mode(path))
     if api is None:
         return None
     asked = msgspec.json.decode(body)

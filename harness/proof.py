@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from harness.endpoint import internal_states, specpivot_block
 from harness.variants import RECORDED
 from patched_worker.policy import NEVER_DISABLE, Policy
 
+MAX_TIME_SCALE = 1e6
 # What names a process among the arguments it reports: SGLang draws the seed and the ports anew at each start.
 _IDENTIFYING = (*RECORDED, "random_seed", "served_model_name", "revision", "port", "nccl_port", "dist_init_addr")
 
@@ -160,10 +162,23 @@ def _release(version: object) -> tuple[int, ...]:
     return tuple(int(n) for n in numbers if n.isdigit())
 
 
+def simulation_of(info: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What a simulated server says of its clock; None for every other server, and for one that says nonsense."""
+    block = (info or {}).get("simulation")
+    if not isinstance(block, dict):
+        return None
+    scale, slipped_s = block.get("time_scale"), block.get("slipped_s", 0.0)
+    if not isinstance(scale, int | float) or not isinstance(slipped_s, int | float):
+        return None
+    return block if 0 < scale < MAX_TIME_SCALE and math.isfinite(slipped_s) else None
+
+
 def reported_arguments(info: dict[str, Any] | None) -> dict[str, Any]:
     """The arguments that matter for a comparison, as the server resolved them."""
     merged = dict(next(iter(internal_states(info)), {})) | dict(info or {})
-    merged.setdefault("max_total_num_tokens", merged.get("memory_usage", {}).get("token_capacity"))
+    memory = merged.get("memory_usage")
+    if isinstance(memory, dict):
+        merged.setdefault("max_total_num_tokens", memory.get("token_capacity"))
     if isinstance(merged.get("effective_max_running_requests_per_dp"), int):
         merged["max_running_requests"] = merged["effective_max_running_requests_per_dp"]
     return {name: merged[name] for name in RECORDED if merged.get(name) is not None}

@@ -125,6 +125,7 @@ class LevelRow(msgspec.Struct, frozen=True):
     decode_batch_mean: float | None = None
     requests: int = 0
     errors: int = 0
+    dropped: int | None = None  # requests of an open loop that were not sent; None in a closed loop
     duration_s: float = 0.0
     window_start_s: float = 0.0
     window_end_s: float = 0.0
@@ -221,6 +222,7 @@ class Workload(msgspec.Struct, frozen=True):
     seed: int
     sha256: str
     api: str = "generate"
+    tokenizer: str | None = None  # folder of the tokenizer whose template made token ids of a data set
     range_ratio: float | None = None  # half the width of random lengths, as a share of their mean
 
 

@@ -7,12 +7,15 @@ requests.jsonl.gz instead.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import fcntl
 import gzip
 import io
 import os
+import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -21,6 +24,7 @@ import msgspec
 import pandas as pd
 
 from harness.errors import UserError
+from harness.plausible import manifest_problem, record_problem, repeated_point, row_problem
 from harness.records import SCHEMA_VERSION, LevelRow, Manifest, RequestRecord
 
 MANIFEST, REQUESTS, LEVELS = "manifest.json", "requests.jsonl", "levels.csv"
@@ -50,7 +54,25 @@ class RunFolder:
             return []
         with _reading(file), file.open(newline="", encoding="utf-8") as lines:
             table = csv.DictReader(lines, strict=True)
-            return [_row(file, number, cells) for number, cells in enumerate(table, start=2)]
+            rows = [_row(file, number, cells) for number, cells in enumerate(table, start=2)]
+        twice = repeated_point(rows)
+        if twice is not None:
+            raise UserError(f"{file} is damaged: it has two rows of {twice}; leave the one that counts")
+        return rows
+
+    def salvaged_levels(self) -> tuple[list[LevelRow], list[str]]:
+        """The rows of levels.csv that can be read, and a line about each that cannot."""
+        file = self.path / LEVELS
+        if not file.exists():
+            return [], []
+        rows, complaints = [], []
+        with _reading(file), file.open(newline="", encoding="utf-8", errors="replace") as lines:
+            for number, cells in enumerate(csv.DictReader(line.replace("\0", "") for line in lines), start=2):
+                try:
+                    rows.append(_row(file, number, cells))
+                except UserError as error:
+                    complaints.append(str(error))
+        return list({row.key: row for row in rows}.values()), complaints
 
     def levels_frame(self) -> pd.DataFrame:
         """`levels` as a table, one column per field of LevelRow."""
@@ -72,17 +94,21 @@ class RunFolder:
         return packed if packed.exists() else self.path / REQUESTS
 
 
+class WriteFailed(UserError):
+    """The run folder took no more, as a full disk does; what it holds is whole, and the run can be resumed."""
+
+
 class RunWriter:
     """Writes a run folder; holds its lock while open, so two processes never write one run.
 
     Use `create` for a new run, `resume` for one that exists.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, lock: IO[str]) -> None:
+    def __init__(self, path: Path, manifest: Manifest, lock: IO[str], salvage: bool = False) -> None:
         self.path = path
         self.manifest = manifest
         self._lock = lock
-        self._rows = RunFolder(path).levels()
+        self._rows = RunFolder(path).salvaged_levels()[0] if salvage else RunFolder(path).levels()
         self._requests = _open_for_append(path / REQUESTS)
 
     @classmethod
@@ -92,19 +118,26 @@ class RunWriter:
         Raises:
             UserError: the folder already holds a run, or cannot be written.
         """
-        if (path / MANIFEST).exists():
-            raise UserError(f"{path} already holds a run; add --resume to go on with it, or give another --out")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = _locked(path)
-            _replace(path / MANIFEST, msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n")
+            with ExitStack() as failing:
+                lock = failing.enter_context(_locked(path))
+                if (path / MANIFEST).exists():
+                    raise UserError(f"{path} already holds a run; add --resume to go on with it, or give another --out")
+                _replace(path / MANIFEST, msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n")
+                writer = cls(path, manifest, lock)
+                failing.pop_all()
         except OSError as error:
             raise UserError(f"cannot write the run folder {path}: {error.strerror}; give another --out") from error
-        return cls(path, manifest, lock)
+        return writer
 
     @classmethod
-    def resume(cls, path: Path) -> RunWriter:
+    def resume(cls, path: Path, salvage: bool = False) -> RunWriter:
         """Open a run to go on with it.
+
+        Args:
+            path: the run folder.
+            salvage: leave rows of levels.csv out that cannot be read, instead of refusing the run.
 
         Raises:
             UserError: no run there, another schema, or another process is writing it.
@@ -113,7 +146,10 @@ class RunWriter:
         if (path / PACKED_REQUESTS).exists():
             raise UserError(f"{path} is packed ({PACKED_REQUESTS}); gunzip it first to resume the run")
         try:
-            return cls(path, manifest, _locked(path))
+            with ExitStack() as failing:
+                writer = cls(path, manifest, failing.enter_context(_locked(path)), salvage)
+                failing.pop_all()
+            return writer
         except OSError as error:
             raise UserError(f"cannot write the run folder {path}: {error.strerror}; mend its permissions") from error
 
@@ -122,22 +158,43 @@ class RunWriter:
         return tuple(self._rows)
 
     def set_manifest(self, manifest: Manifest) -> None:
+        """Replace the manifest.
+
+        Raises:
+            WriteFailed: it could not be written.
+        """
+        with _writing(self.path):
+            _replace(self.path / MANIFEST, msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n")
         self.manifest = manifest
-        _replace(self.path / MANIFEST, msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n")
 
     def add_requests(self, records: Iterable[RequestRecord]) -> None:
-        """Append records; they are in the operating system's hands when this returns."""
-        self._requests.write(b"".join(_encoder.encode(record) + b"\n" for record in records))
-        self._requests.flush()
+        """Append records; they are in the operating system's hands when this returns.
+
+        Raises:
+            WriteFailed: not all of them could be written; a line cut off is ignored by readers.
+        """
+        with _writing(self.path):
+            self._requests.write(b"".join(_encoder.encode(record) + b"\n" for record in records))
+            self._requests.flush()
 
     def put_row(self, row: LevelRow) -> None:
-        """Add the row of a point, in place of an earlier attempt's."""
-        os.fsync(self._requests.fileno())
-        self._rows = [old for old in self._rows if old.key != row.key] + [row]
-        _replace(self.path / LEVELS, _csv(self._rows))
+        """Add the row of a point, in place of an earlier attempt's.
+
+        Raises:
+            WriteFailed: it could not be written; the rows are as they were.
+        """
+        self.set_rows([old for old in self._rows if old.key != row.key] + [row])
+
+    def set_rows(self, rows: list[LevelRow]) -> None:
+        """Replace all rows; errors are those of `put_row`."""
+        with _writing(self.path):
+            os.fsync(self._requests.fileno())
+            _replace(self.path / LEVELS, _csv(rows))
+        self._rows = rows
 
     def close(self) -> None:
-        self._requests.close()
+        with contextlib.suppress(OSError):  # of records that a full disk did not take, which was told when it happened
+            self._requests.close()
         self._lock.close()
 
     def __enter__(self) -> RunWriter:
@@ -145,6 +202,15 @@ class RunWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turns what a full or failing disk raises into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteFailed(f"cannot write to {path}: {error.strerror}; what was measured is kept; make room") from error
 
 
 def _read_manifest(path: Path) -> Manifest:
@@ -159,9 +225,13 @@ def _read_manifest(path: Path) -> Manifest:
             raise UserError(
                 f"{file} has schema {schema}, this SpecPivot reads {SCHEMA_VERSION}; use the version that wrote it"
             )
-        return msgspec.json.decode(body, type=Manifest)
+        manifest = msgspec.json.decode(body, type=Manifest)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is damaged: {error}; restore it from a copy") from error
+    problem = manifest_problem(manifest)
+    if problem is not None:
+        raise UserError(f"{file} is damaged: {problem}; restore it from a copy")
+    return manifest
 
 
 class _Schema(msgspec.Struct):
@@ -180,23 +250,32 @@ class _reading:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if isinstance(error, FileNotFoundError):
             raise UserError(f"{self.file} is missing; the run folder is incomplete") from error
-        if isinstance(error, (OSError, EOFError, csv.Error, UnicodeDecodeError)):
+        if isinstance(error, (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError)):
             raise UserError(f"{self.file} cannot be read: {error}; restore it from a copy") from error
 
 
 def _decoded(decoder: msgspec.json.Decoder[RequestRecord], line: bytes, place: str) -> RequestRecord:
     try:
-        return decoder.decode(line)
+        record = decoder.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise UserError(f"{place} is damaged: {error}; restore the file from a copy") from error
+    problem = record_problem(record)
+    if problem is not None:
+        raise UserError(f"{place} is damaged: {problem}; restore the file from a copy")
+    return record
 
 
 def _row(file: Path, number: int, cells: dict[str, str]) -> LevelRow:
-    known = {name: text for name, text in cells.items() if name in _COLUMNS and text not in ("", None)}
     try:
-        return msgspec.convert(known, LevelRow, strict=False)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{file}:{number} is damaged: {error}; recompute it with `specpivot verify --write`") from error
+        if None in cells or None in cells.values():
+            raise ValueError("it has not as many cells as the heading")
+        row = msgspec.convert({n: text for n, text in cells.items() if n in _COLUMNS and text}, LevelRow, strict=False)
+        if problem := row_problem(row):
+            raise ValueError(problem)
+    except ValueError as error:
+        remedy = "`specpivot verify --write` saves what can be and names the rest"
+        raise UserError(f"{file}:{number} is damaged: {error}; {remedy}") from error
+    return row
 
 
 def _csv(rows: list[LevelRow]) -> bytes:
@@ -216,11 +295,15 @@ def _cell(value: object) -> object:
 def _replace(file: Path, body: bytes) -> None:
     """Write through a temporary file, so that a crash leaves the old one or the new one."""
     temporary = file.with_name(f".{file.name}.new")
-    with temporary.open("wb") as out:
-        out.write(body)
-        out.flush()
-        os.fsync(out.fileno())
-    temporary.replace(file)
+    try:
+        with temporary.open("wb") as out:
+            out.write(body)
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(file)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _locked(path: Path) -> IO[str]:

@@ -22,11 +22,11 @@ import psutil
 from harness.endpoint import Endpoint, specpivot_block
 from harness.environment import server_environment
 from harness.errors import UserError
-from harness.proof import identity, reported_arguments, worker_of
+from harness.guard import STOP_GRACE_S, group_alive, guarding, signal_group
+from harness.proof import identity, reported_arguments, simulation_of, worker_of
 from harness.records import ServerRecord
 from harness.variants import ServerPlan
 
-STOP_GRACE_S = 20.0
 # SGLang takes further ports near its own for its ranks, so servers are kept well apart.
 _PORTS = range(20_000, 31_000, 500)
 
@@ -78,11 +78,12 @@ def running(
         By plan name, the server or why it is not there.
     """
     processes: list[subprocess.Popen[bytes]] = []
-    with reserved_ports(len(plans)) as ports:
+    with reserved_ports(len(plans)) as ports, guarding() as guard:
         try:
             started = []
             for plan, port in zip(plans, ports, strict=True):
                 process = _spawn(plan, port, logs / f"{plan.name}.log")
+                guard.watch(process.pid)
                 processes.append(process)
                 started.append((plan, port, process))
             yield {
@@ -154,8 +155,7 @@ def prove(
         lacking=lacking,
         log=log,
     )
-    simulation = (info or {}).get("simulation")
-    return Server(plan, endpoint, record, mark, simulation if isinstance(simulation, dict) else None)
+    return Server(plan, endpoint, record, mark, simulation_of(info))
 
 
 def _proof(block: dict[str, Any] | None) -> dict[str, Any]:
@@ -198,7 +198,10 @@ def _ready(
         time.sleep(0.2)
     if not owns(process, port):
         return ServerDied(f"another process answers on port {port}, not server {plan.name} (see {log}); stop it")
-    server = prove(plan, endpoint, process, str(log.name))
+    try:
+        server = prove(plan, endpoint, process, str(log.name))
+    except psutil.NoSuchProcess:
+        return ServerDied(f"server {plan.name} ended as soon as it was up: {last_line(log)} (see {log})")
     say(f"{plan.name} is up on port {port}, worker {server.record.worker or 'unknown'}")
     return server
 
@@ -214,27 +217,20 @@ def last_line(log: Path) -> str:
 
 
 def stop_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Stop every process group started, politely and then not; returns when none is left."""
-    for process in processes:
-        _signal_group(process, signal.SIGTERM)
-    deadline = time.monotonic() + STOP_GRACE_S
-    while any(_group_alive(process) for process in processes) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    for process in processes:
-        _signal_group(process, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=10)
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
-
-
-def _group_alive(process: subprocess.Popen[bytes]) -> bool:
-    process.poll()
+    """Stop every process group started, politely and then not (a second Ctrl-C skips the politeness)."""
     try:
-        os.killpg(process.pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
+        for process in processes:
+            signal_group(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_GRACE_S
+        while any(_alive(process) for process in processes) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        for process in processes:
+            signal_group(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+
+
+def _alive(process: subprocess.Popen[bytes]) -> bool:
+    process.poll()  # a zombie of ours would count as alive
+    return group_alive(process.pid)

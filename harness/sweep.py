@@ -12,7 +12,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from types import FrameType
@@ -21,25 +20,14 @@ from typing import Any, Protocol
 import msgspec
 
 from harness.bench import Bench
-from harness.config import SweepConfig, variants_to_run
-from harness.environment import collect_environment, installed
+from harness.config import SweepConfig
 from harness.errors import UserError
-from harness.proof import wrong_worker
-from harness.records import (
-    PATCHED_VARIANTS,
-    SCHEMA_VERSION,
-    LevelRow,
-    Manifest,
-    PointKey,
-    RequestRecord,
-    ServerRecord,
-    Settings,
-    Variant,
-    VariantRecord,
-)
-from harness.runfolder import RunFolder, RunWriter
+from harness.load import require_files_for
+from harness.manifest import new_manifest, record_servers, workload_of
+from harness.records import PATCHED_VARIANTS, LevelRow, PointKey, RequestRecord, Variant
+from harness.runfolder import RunFolder, RunWriter, WriteFailed
 from harness.servers import Server, attach, running
-from harness.variants import ServerPlan, confounders, policy_of, reference_of, server_plans, unequal
+from harness.variants import ServerPlan, policy_of, server_plans
 from harness.workload import WorkloadPlan
 
 
@@ -69,6 +57,7 @@ class Outcome(msgspec.Struct, frozen=True):
     invalid: int
     not_run: dict[str, str]
     interrupted: bool
+    failed: str = ""  # why nothing more could be written
 
     @property
     def exit_code(self) -> int:
@@ -76,7 +65,7 @@ class Outcome(msgspec.Struct, frozen=True):
             return 130
         if not self.usable:
             return 4
-        return 0 if self.usable == self.points and not self.not_run else 3
+        return 0 if self.usable == self.points and not self.not_run and not self.failed else 3
 
 
 def run_sweep(
@@ -95,50 +84,30 @@ def run_sweep(
     Raises:
         UserError: bad input, or no server could be had.
     """
-    run = RunWriter.resume(out) if resume else RunWriter.create(out, new_manifest(config, command))
+    require_files_for(config.max_concurrency, config.client_workers)
+    _attached(config, keys)  # before anything is written: a wrong URL must not leave a run behind
+    run = _resumed(out, config) if resume else RunWriter.create(out, new_manifest(config, command))
     with run as writer, interruptible() as stop:
-        for phase in _phases(config):
-            if not stop.is_set():
-                _run_phase(config, phase, writer, reporter, keys, stop)
-        return _outcome(writer, stop.is_set())
+        failed = ""
+        try:
+            for phase in _phases(config):
+                if not stop.is_set():
+                    _run_phase(config, phase, writer, reporter, keys, stop)
+        except WriteFailed as error:
+            failed = str(error)
+            reporter.say(f"warning: {failed}, then go on with --resume")
+        return _outcome(writer, stop.is_set(), failed)
 
 
-def workload_of(config: SweepConfig) -> WorkloadPlan:
-    """The request lists of a sweep."""
-    return WorkloadPlan(
-        dataset=config.dataset,
-        input_tokens=config.input_tokens,
-        output_tokens=config.output_tokens,
-        range_ratio=config.random_range_ratio,
-        seed=config.seed,
-        api=config.api,
-        vocab_size=config.vocab_size,
-    )
-
-
-def new_manifest(config: SweepConfig, command: Sequence[str]) -> Manifest:
-    """The manifest of a run that begins now."""
-    wanted = variants_to_run(config)
-    return Manifest(
-        schema=SCHEMA_VERSION,
-        source="simulated" if config.sim is not None else "measured",
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=tuple(command),
-        specpivot_version=installed("specpivot") or "source",
-        settings=Settings(
-            variants=wanted,
-            concurrency=config.concurrency,
-            repeats=config.repeats,
-            duration_s=config.duration_s,
-            warmup_s=config.warmup_s,
-            threshold=config.threshold,
-            resume_at=config.resume_at,
-            min_dwell=config.min_dwell,
-        ),
-        config=msgspec.to_builtins(config),
-        workload=workload_of(config).describe(config.concurrency, config.repeats),
-        environment=collect_environment(),
-    )
+def _resumed(out: Path, config: SweepConfig) -> RunWriter:
+    """The run to go on with, if it would go on with the same requests."""
+    writer = RunWriter.resume(out)
+    if workload_of(config).describe(config.concurrency, config.repeats).sha256 != writer.manifest.workload.sha256:
+        writer.close()
+        raise UserError(
+            f"{out} was begun with other requests than {config.dataset} holds now; restore it, or begin anew"
+        )
+    return writer
 
 
 # One phase: the servers that are up together, and the repeats measured on them.
@@ -203,7 +172,7 @@ def opened(
     bench = Bench(config, writer, {}, workload, _attempts(writer.path, writer.rows), stop)
     with _servers(config, plans, bench, reporter, keys) as found:
         bench.servers = _players(found)
-        _record_servers(config, writer, found, reporter)
+        record_servers(config, writer, found, reporter.say)
         for server in found.values():
             if isinstance(server, Server) and not server.simulation:
                 reporter.say(f"warming up {server.plan.name}")
@@ -225,11 +194,21 @@ def _servers(
     config: SweepConfig, plans: Sequence[ServerPlan], bench: Bench, reporter: Reporter, keys: Keys
 ) -> Iterator[dict[str, Server | UserError]]:
     if config.attach:
-        yield {plan.name: attach(plan, keys.api_key, keys.admin_api_key) for plan in plans}
+        yield _attached(config, keys)
         return
     reporter.say(f"starting {', '.join(plan.name for plan in plans)} ({'simulated' if config.sim else 'SGLang'})")
     with running(plans, bench.writer.path / "logs", config.start_timeout_s, bench.stop, reporter.say) as found:
         yield found
+
+
+def _attached(config: SweepConfig, keys: Keys) -> dict[str, Server | UserError]:
+    """The servers that the sweep attaches to; {} where it starts its own.
+
+    Raises:
+        UserError: nothing answers at a URL.
+    """
+    plans = server_plans(config) if config.attach else ()
+    return {plan.name: attach(plan, keys.api_key, keys.admin_api_key) for plan in plans}
 
 
 def _players(found: dict[str, Server | UserError]) -> dict[Variant, Server]:
@@ -243,77 +222,6 @@ def _players(found: dict[str, Server | UserError]) -> dict[Variant, Server]:
     }
 
 
-def _record_servers(
-    config: SweepConfig, writer: RunWriter, found: dict[str, Server | UserError], reporter: Reporter
-) -> None:
-    """Write down who plays what, what differs between the servers, and what could not be had."""
-    up = {name: server.record for name, server in found.items() if isinstance(server, Server)}
-    table = confounders(up)
-    warnings = [*unequal(table), *_lacking(up), *_wrong_worker(config, up)]
-    manifest = writer.manifest
-    previous = {record.server_run: record for record in manifest.servers.values()}
-    writer.set_manifest(
-        msgspec.structs.replace(
-            manifest,
-            servers=previous | {record.server_run: record for record in up.values()},
-            variants=manifest.variants | _variant_records(config, found),
-            confounders=manifest.confounders | table,
-            warnings=tuple(dict.fromkeys([*manifest.warnings, *warnings])),
-            simulation=next((s.simulation for s in found.values() if isinstance(s, Server) and s.simulation), None),
-        )
-    )
-    for line in warnings:
-        reporter.say(f"warning: {line}")
-    for variant, record in writer.manifest.variants.items():
-        if record.not_run:
-            reporter.say(f"not run: {variant}: {record.not_run}")
-
-
-def _variant_records(config: SweepConfig, found: dict[str, Server | UserError]) -> dict[str, VariantRecord]:
-    records: dict[str, VariantRecord] = {}
-    wanted = variants_to_run(config)
-    for plan in server_plans(config):
-        server = found.get(plan.name)
-        if server is None:
-            continue
-        for variant in plan.variants:
-            records[variant] = _variant_record(variant, server, config, wanted)
-    for variant in wanted:
-        if config.attach and variant not in config.attach:
-            records[variant] = VariantRecord(not_run="no --attach URL was given for it")
-    return records
-
-
-def _variant_record(
-    variant: Variant, server: Server | UserError, config: SweepConfig, wanted: tuple[Variant, ...]
-) -> VariantRecord:
-    if isinstance(server, UserError):
-        return VariantRecord(not_run=str(server))
-    if variant in PATCHED_VARIANTS and not server.patched:
-        return VariantRecord(
-            not_run=f"{server.record.url} is no patched server; start it with python -m patched_worker"
-        )
-    policy = policy_of(variant, config) if server.patched else None
-    return VariantRecord(
-        server_run=server.record.server_run,
-        reference=reference_of(variant, wanted, server.record.server_args.get("disable_overlap_schedule") is True),
-        policy=None if policy is None else msgspec.to_builtins(policy),
-    )
-
-
-def _lacking(up: dict[str, ServerRecord]) -> list[str]:
-    return [
-        f"{name} lacks {', '.join(record.lacking)}: idle, token counts and worker are not verified there"
-        for name, record in up.items()
-        if record.lacking
-    ]
-
-
-def _wrong_worker(config: SweepConfig, up: dict[str, ServerRecord]) -> list[str]:
-    complaint = wrong_worker(config.worker, up["speculative"].worker) if "speculative" in up else None
-    return [complaint] if complaint else []
-
-
 def _attempts(out: Path, rows: Iterable[LevelRow]) -> Counter[PointKey]:
     """How often each point was begun before, whether or not it was finished."""
     attempts: Counter[PointKey] = Counter()
@@ -323,7 +231,7 @@ def _attempts(out: Path, rows: Iterable[LevelRow]) -> Counter[PointKey]:
     return attempts
 
 
-def _outcome(writer: RunWriter, interrupted: bool) -> Outcome:
+def _outcome(writer: RunWriter, interrupted: bool, failed: str) -> Outcome:
     manifest, rows = writer.manifest, writer.rows
     not_run = {name: record.not_run for name, record in manifest.variants.items() if record.not_run}
     runnable = [v for v in manifest.settings.variants if v not in not_run]
@@ -336,12 +244,16 @@ def _outcome(writer: RunWriter, interrupted: bool) -> Outcome:
         invalid=len(rows) - usable,
         not_run=not_run,
         interrupted=interrupted,
+        failed=failed,
     )
 
 
 @contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """Let Ctrl-C and SIGTERM end the point in progress and keep what was measured; a second one ends at once."""
+    """Let Ctrl-C, SIGTERM or a closed terminal end the point in progress and keep what was measured.
+
+    A second one ends at once. A signal that is ignored, as nohup ignores SIGHUP, stays so.
+    """
     stop = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -349,7 +261,9 @@ def interruptible() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stop.set()
 
-    old: dict[int, Any] = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    old: dict[int, Any] = {number: signal.signal(number, on_signal) for number in heard}
     try:
         yield stop
     finally:

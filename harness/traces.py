@@ -21,6 +21,7 @@ from harness.errors import UserError
 from harness.workload import WorkloadPlan, draw_ids, encode_body
 
 BLOCK_TOKENS = 512
+_LOOK = 256  # characters that tell JSON lines from CSV
 
 
 class TraceRow(msgspec.Struct, frozen=True):
@@ -41,7 +42,7 @@ def read_trace(path: Path, speedup: float = 1.0) -> list[TraceRow]:
     """Read a trace, oldest arrival first.
 
     Args:
-        path: a Mooncake .jsonl, or a BurstGPT or Azure .csv.
+        path: Mooncake JSON lines, or a BurstGPT or Azure CSV; told by what is in it.
         speedup: divides all times.
 
     Raises:
@@ -49,9 +50,11 @@ def read_trace(path: Path, speedup: float = 1.0) -> list[TraceRow]:
     """
     try:
         with path.open(newline="", encoding="utf-8") as lines:
-            rows = list(_mooncake(path, lines) if path.suffix == ".jsonl" else _csv(path, lines))
+            is_json = lines.read(_LOOK).lstrip().startswith("{")
+            lines.seek(0)
+            rows = list(_mooncake(path, lines) if is_json else _csv(path, lines))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"cannot read the trace {path}: {error}; give a .jsonl or .csv trace") from error
+        raise UserError(f"cannot read the trace {path}: {error}; give a JSON-lines or CSV trace") from error
     if not rows:
         raise UserError(f"the trace {path} holds no request")
     first = min(row.at_s for row in rows)

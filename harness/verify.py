@@ -2,7 +2,11 @@
 
 Every figure that comes from requests is computed again. Token counts are compared per point: the client's sum, the
 difference of the server's /metrics counter, and the patched worker's decode tokens, which lack the first token of each
-request because a prefill makes it.
+request because a prefill makes it. All three are of the whole point: read while the server is idle before the first
+request and after the last, and summed over every request of the attempt.
+
+The measuring window and the proof of what ran stand in levels.csv alone. Where a row is lost, its figures are made
+again for the planned window, and the row says row_lost: it is not used, and resume measures the point again.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from harness.checks import judge
+from harness.checks import judge, sent_share
 from harness.load_plan import ClientStats
 from harness.metrics import LevelMetrics, level_metrics
 from harness.records import LevelRow, PointKey, RequestRecord
@@ -29,7 +33,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
         points: rows of levels.csv that were recomputed.
         token_checks: comparisons of token counts that could be made.
         problems: one line each; none means that the run holds together.
-        written: rows that were replaced by their recomputed figures.
+        written: rows that were replaced by their recomputed figures, or made again.
     """
 
     run: str
@@ -48,16 +52,18 @@ def verify_run(path: Path, write: bool = False) -> VerifyReport:
 
     Args:
         path: the run folder.
-        write: put recomputed figures in place of those that differ.
+        write: put recomputed figures in place of those that differ, and rows made again in place of those lost.
 
     Raises:
-        UserError: no run folder, damaged, or (write) not writable.
+        UserError: no run folder, damaged beyond levels.csv, or (write) not writable.
     """
     folder = RunFolder(path)
-    rows = folder.levels()
+    rows, problems = folder.salvaged_levels()
     records = _by_point(folder, rows)
-    problems: list[str] = []
-    changed: list[LevelRow] = []
+    damaged = bool(problems)
+    lost = [_made_again(folder, found) for key, found in records.items() if key not in {row.key for row in rows}]
+    problems += [f"{row.key}: its row is lost, with the proof of what ran; measure it again (--resume)" for row in lost]
+    changed = lost.copy()
     checks = 0
     for row in rows:
         metrics = level_metrics(records[row.key], row.window_start_s, row.window_end_s)
@@ -65,25 +71,38 @@ def verify_run(path: Path, write: bool = False) -> VerifyReport:
         if differing:
             changed.append(msgspec.structs.replace(row, **{name: new for name, _, new in differing}))
         problems += [f"{row.key}: {name} is {old}, the requests give {new}" for name, old, new in differing]
-        problems += _verdict_problem(row, metrics)
+        problems += _verdict_problem(row, metrics, len(records[row.key]))
         made, wrong = _token_problems(row, records[row.key])
         checks += made
         problems += [f"{row.key}: {text}" for text in wrong]
-    if write and changed:
-        with RunWriter.resume(path) as writer:
-            for row in changed:
-                writer.put_row(row)
+    if write and (changed or damaged):
+        new = {row.key: row for row in (*rows, *changed)}
+        with RunWriter.resume(path, salvage=True) as writer:
+            writer.set_rows(list(new.values()))
     return VerifyReport(str(path), len(rows), checks, tuple(problems), len(changed) if write else 0)
 
 
 def _by_point(folder: RunFolder, rows: list[LevelRow]) -> dict[PointKey, list[RequestRecord]]:
-    """The records of the attempt that each row counts."""
+    """The records of the attempt that each row counts; of the last one where a point has no row."""
     counts = {row.key: row.attempt for row in rows}
     points: dict[PointKey, list[RequestRecord]] = {row.key: [] for row in rows}
+    lost: dict[PointKey, int] = {}
     for record in folder.requests():
-        if counts.get(record.key) == record.attempt:
-            points[record.key].append(record)
+        key = record.key
+        if key not in counts and record.attempt > lost.get(key, 0):
+            lost[key] = record.attempt
+            points[key] = []
+        if counts.get(key, lost.get(key)) == record.attempt:
+            points[key].append(record)
     return points
+
+
+def _made_again(folder: RunFolder, records: list[RequestRecord]) -> LevelRow:
+    """A row for a point that has lost its own, with the figures of the window that was planned."""
+    settings, first = folder.manifest.settings, records[0]
+    metrics = level_metrics(records, settings.warmup_s, settings.warmup_s + settings.duration_s)
+    row = LevelRow(first.variant, first.concurrency, first.repeat, "invalid", "row_lost", attempt=first.attempt)
+    return msgspec.structs.replace(row, **metrics.row_fields())
 
 
 def _differences(row: LevelRow, metrics: LevelMetrics) -> list[tuple[str, Any, Any]]:
@@ -101,13 +120,14 @@ def _equal(old: Any, new: Any) -> bool:
     return math.isclose(old, new, rel_tol=REL_TOLERANCE, abs_tol=1e-9)
 
 
-def _verdict_problem(row: LevelRow, metrics: LevelMetrics) -> list[str]:
+def _verdict_problem(row: LevelRow, metrics: LevelMetrics, sent: int) -> list[str]:
     """A row that calls itself usable must pass the checks that its own figures allow."""
     if not row.usable:
         return []
     client = ClientStats(lag_p99_s=row.client_lag_p99_s or 0.0, cpu=row.client_cpu or 0.0)
     # A shared prefix may have been declared; whether it was, the row does not say.
-    verdict = judge(metrics, client, row.concurrency, shared_prefix=True).verdict
+    share = sent_share(sent, row.dropped)
+    verdict = judge(metrics, client, row.concurrency, shared_prefix=True, open_share=share).verdict
     return [] if verdict == "ok" else [f"{row.key}: its verdict is ok, its figures say {verdict}"]
 
 

@@ -85,7 +85,13 @@ class WorkloadPlan(msgspec.Struct, frozen=True):
             seed=self.seed,
             sha256=digest.hexdigest(),
             api=self.api,
+            tokenizer=self.tokenizer,
         )
+
+    @property
+    def shares_prefix(self) -> bool:
+        """Whether requests begin alike by design, with a chat template, so that cached tokens are expected."""
+        return self.api == "chat" or self.tokenizer is not None
 
     def lengths(self, concurrency: int, repeat: int) -> Iterator[tuple[int, int]]:
         """(prompt tokens, output tokens) of each request of a random point, in order."""

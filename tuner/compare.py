@@ -19,6 +19,7 @@ from harness.records import VARIANTS, LevelRow, Manifest, Source, Variant
 from harness.runfolder import RunFolder
 from tuner.curves import pivot, usable
 
+MAX_EXPONENT = 700.0  # what a float's exponential can hold: two repeats that have nothing to do with each other
 METRICS = ("output_tok_per_s", "tpot_p50_s")
 
 
@@ -132,7 +133,7 @@ def difference(metric: str, a: list[LevelRow], b: list[LevelRow]) -> Difference 
         math.exp(mean_b),
         math.exp(shift),
         None if half is None else math.exp(shift - half),
-        None if half is None else math.exp(shift + half),
+        None if half is None else math.exp(min(shift + half, MAX_EXPONENT)),
         half is not None and abs(shift) > half,
     )
 

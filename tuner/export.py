@@ -23,7 +23,7 @@ import msgspec
 from harness.errors import UserError
 from harness.runfolder import RunFolder
 from patched_worker.policy import Policy
-from tuner.graphs import captured_sizes, effective_threshold
+from tuner.graphs import captured_sizes, effective_threshold, whole
 from tuner.recommend import Recommendation, dumped
 
 Format = Literal["json", "sglang", "sglang-adaptive", "vllm", "trtllm"]
@@ -86,13 +86,13 @@ def measured_server(run: RunFolder, num_steps: int | None = None) -> Server:
     record = run.manifest.variants.get("eagle3")
     server = run.manifest.servers.get(record.server_run) if record else None
     args = server.server_args if server else {}
-    steps, notes = num_steps or args.get("speculative_num_steps"), []
+    steps, notes = num_steps or whole(args.get("speculative_num_steps")), []
     if not steps:
         notes.append(f"the run does not say the number of draft steps: {DEFAULT_NUM_STEPS} assumed, see --num-steps")
     return Server(
-        num_steps=int(steps or DEFAULT_NUM_STEPS),
+        num_steps=steps or DEFAULT_NUM_STEPS,
         graph_sizes=captured_sizes(args),
-        max_batch=int(args.get("max_running_requests") or MAX_BATCH),
+        max_batch=whole(args.get("max_running_requests")) or MAX_BATCH,
         notes=tuple(notes),
     )
 

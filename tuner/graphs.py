@@ -10,13 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+MAX_COUNT = 2**31  # of requests or tokens: more is not a count
+
 
 def captured_sizes(server_args: Mapping[str, Any]) -> tuple[int, ...]:
     """Decode batch sizes with a captured graph, as the server reports its arguments; () where it does not say."""
     if server_args.get("disable_cuda_graph"):
         return ()
-    sizes = server_args.get("cuda_graph_bs_decode") or server_args.get("cuda_graph_bs") or ()
-    return tuple(sorted(int(size) for size in sizes))
+    sizes = server_args.get("cuda_graph_bs_decode") or server_args.get("cuda_graph_bs")
+    return tuple(sorted(size for size in sizes if whole(size))) if isinstance(sizes, list) else ()
+
+
+def whole(value: Any) -> int | None:
+    """A count as a server reports it; None where it reports anything else."""
+    return value if type(value) is int and 1 <= value <= MAX_COUNT else None
 
 
 def pads_batches(server_args: Mapping[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from harness.runfolder import RunFolder
 from patched_worker.policy import DEFAULT_MIN_DWELL_STEPS, Policy, Rung, default_resume_at
 from tuner import objective
 from tuner.curves import Pivot, Shape, pivot, usable
-from tuner.graphs import captured_sizes, effective_threshold, pads_batches
+from tuner.graphs import MAX_COUNT, captured_sizes, effective_threshold, pads_batches
 from tuner.ladder import bands
 from tuner.objective import Curves, LatencyC1, LiteralAnswer
 from tuner.words import name, words
@@ -192,12 +192,36 @@ def read(run: RunFolder) -> Recommendation:
         UserError: there is none yet, or it is of another schema.
     """
     file = run.path / FILE
+    again = f"run `specpivot recommend {run.path}` again"
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Recommendation)
+        found = msgspec.json.decode(file.read_bytes(), type=Recommendation)
+        problem = _impossible(found)
     except FileNotFoundError:
         raise UserError(f"{run.path} has no recommendation yet; run `specpivot recommend {run.path}` first") from None
-    except (OSError, msgspec.DecodeError) as error:
-        raise UserError(f"{file} cannot be read: {error}; run `specpivot recommend {run.path}` again") from error
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read: {error}; {again}") from error
+    if problem is not None:
+        raise UserError(f"{file} is damaged: {problem}; {again}")
+    return found
+
+
+def _impossible(found: Recommendation) -> str | None:
+    """What no recommendation can say; None where it holds together. A server would be set to it."""
+    if found.schema != SCHEMA_VERSION:
+        return f"its schema is {found.schema}, not {SCHEMA_VERSION}"
+    for field in ("threshold", "resume_at", "effective_threshold", "min_dwell_steps"):
+        value = getattr(found, field)
+        if value is not None and not 0 <= value <= MAX_COUNT:
+            return f"{field} is {value}"
+    try:
+        policy = found.policy
+    except (ValueError, TypeError) as error:
+        return str(error)
+    steps = [rung.num_steps for rung in policy.rungs if rung.num_steps is not None]
+    if not all(0 <= number <= MAX_COUNT for number in steps):
+        return f"its ladder has draft steps {steps}"
+    missing = {"recommended", "confidence", "rejected", "would_change"} - found.words.keys()
+    return f"words lacks {', '.join(sorted(missing))}" if missing else None
 
 
 def _reference(run: RunFolder) -> Variant | None:

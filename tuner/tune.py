@@ -21,9 +21,11 @@ import optuna
 from harness.bench import Bench
 from harness.config import SweepConfig
 from harness.errors import UserError
+from harness.load import require_files_for
+from harness.manifest import new_manifest, workload_of
 from harness.records import LevelRow, Manifest, PointKey, Variant, VariantRecord
 from harness.runfolder import RunFolder, RunWriter
-from harness.sweep import Keys, Reporter, interruptible, new_manifest, opened, point_seconds, workload_of
+from harness.sweep import Keys, Reporter, interruptible, opened, point_seconds
 from harness.variants import ServerPlan, server_plans
 from harness.workload import WorkloadPlan
 from patched_worker.policy import Policy
@@ -142,6 +144,7 @@ def run_tune(
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # what its trials gave is told in our words
     config = tuning_config(config)
     check_budget(config, options)
+    require_files_for(config.max_concurrency, config.client_workers)
     manifest = tune_manifest(config, options, command)
     with RunWriter.resume(out) if resume else RunWriter.create(out, manifest) as writer, interruptible() as stop:
         for line in plan(config, options):

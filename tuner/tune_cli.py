@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 import typer
 
-from harness.cli import command_line, default_folder, given_values, sweep, sweep_settings
+from harness.cli import given_values, sweep, sweep_settings
+from harness.command import command_line, default_folder
 from harness.config import SweepConfig, make_config
 from harness.console import ConsoleReporter
 from harness.errors import UserError
@@ -129,5 +130,8 @@ def _resumed(folder: Path) -> tuple[SweepConfig, TuneOptions, Path]:
     stored = dict(RunFolder(folder).manifest.config)
     if "tune" not in stored:
         raise UserError(f"{folder} is no tuning; start one with other --out, or resume it with sweep")
-    options = msgspec.convert(stored.pop("tune"), TuneOptions, str_keys=True)
+    try:
+        options = msgspec.convert(stored.pop("tune"), TuneOptions, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{folder}/manifest.json is damaged: config.tune: {error}; restore it from a copy") from error
     return make_config(stored), options, folder

@@ -20,6 +20,8 @@ from harness.sim.steptime import StepTable, TaxTable
 # Format history. A reader refuses another number.
 #   1  first format
 PRESET_SCHEMA = 1
+MAX_LIMIT = 2**40
+MAX_DELAY_S = 60.0
 DEFAULT_PRESET = "h200-llama31-8b-illustrative"
 PRESETS = Path(__file__).with_name("presets")
 
@@ -184,6 +186,14 @@ def load_preset(name: str | Path) -> Preset:
         raise UserError(
             f"preset {file} has schema {preset.schema}, this SpecPivot reads {PRESET_SCHEMA}; make it again"
         )
+    for name, value in msgspec.structs.asdict(preset.limits).items():
+        if not 1 <= value <= MAX_LIMIT:
+            raise UserError(
+                f"preset {file}: limits.{name} is {value}, with which no request would ever run; correct it"
+            )
+    for name, delay_s in msgspec.structs.asdict(preset.frontend).items():
+        if not 0 <= delay_s <= MAX_DELAY_S:
+            raise UserError(f"preset {file}: frontend.{name} is {delay_s} s; give 0 to {MAX_DELAY_S:.0f}")
     return preset
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.checks import REMEDIES, Calibration, judge
+from harness.checks import REMEDIES, Calibration, judge, sent_share
 from harness.load_plan import ClientStats
 from harness.metrics import LevelMetrics
 
@@ -35,6 +35,14 @@ def test_a_good_point_is_done() -> None:
     """Nothing wrong: done, ok, no flags."""
     got = judge(GOOD, IDLE, 8)
     assert (got.status, got.verdict, got.flags) == ("done", "ok", "")
+
+
+@pytest.mark.parametrize(("dropped", "verdict"), [(0, "ok"), (5, "ok"), (6, "load_not_delivered")])
+def test_an_open_loop_is_judged_by_what_was_sent(dropped: int, verdict: str) -> None:
+    """Few in flight and a trend are no faults there; too many dropped requests are. A closed loop drops nothing."""
+    metrics = changed(in_flight_mean=0.5, window_slope=0.9, slope_p=0.001, requests=3)
+    assert judge(metrics, IDLE, 1024, open_share=sent_share(100, dropped)).verdict == verdict
+    assert judge(metrics, IDLE, 1024, open_share=sent_share(100, None)).verdict == "load_not_delivered"
 
 
 @pytest.mark.parametrize(

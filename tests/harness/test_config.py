@@ -5,10 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from harness.config import SweepConfig, load_config, make_config, variants_to_run
 from harness.errors import UserError
+
+HOSTILE = (
+    *("5", "-1", "0", "true", '"x"', "[]", "[5]", "[[1]]", "{}", "{a=1}", "nan", "inf", "-inf", "1e308", "100000000"),
+    *("9223372036854775807", "99999999999999999999999", '"\\u0000"', '["baseline"]', "1979-05-27", '["a",5]'),
+    *('{baseline="http://x:99999"}', '{baseline="http://[::1"}', '"\\u001b[2J"'),
+)
 
 
 def test_defaults_are_a_valid_sweep() -> None:
@@ -36,6 +43,8 @@ def test_defaults_are_a_valid_sweep() -> None:
         ({"sim": "a", "model": "b"}, "only one of"),
         ({"model": "m", "variants": ["eagle3"]}, "--draft"),
         ({"tp": 0}, "tp"),
+        ({"tokenizer": "folder"}, "add --dataset FILE"),
+        ({"tokenizer": "folder", "dataset": "f", "api": "chat"}, "its own template"),
     ],
 )
 def test_bad_values_get_one_line(values: dict[str, Any], message: str) -> None:
@@ -73,3 +82,41 @@ def test_default_variants_follow_what_is_given() -> None:
     assert "dynamic" not in variants_to_run(SweepConfig(sim="x"))
     assert "dynamic" in variants_to_run(SweepConfig(sim="x", threshold=8))
     assert variants_to_run(SweepConfig(model="m")) == ("baseline", "baseline_no_overlap")
+
+
+@pytest.mark.parametrize("name", [field.encode_name for field in msgspec.structs.fields(SweepConfig)])
+def test_any_value_of_a_file_is_taken_or_refused(tmp_path: Path, name: str) -> None:
+    """Each key with each kind of nonsense: a checked configuration or one line."""
+    for value in HOSTILE:
+        (tmp_path / "sweep.toml").write_text(f"{name} = {value}\n")
+        try:
+            made = make_config(load_config(tmp_path / "sweep.toml"))
+            refused = ""
+        except UserError as error:
+            refused = str(error)
+        assert refused or made.repeats <= 1000
+        assert refused.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"variants": 5}, "variants"),
+        ({"repeats": 10**9}, "at most 1000"),
+        ({"input_tokens": 10**9}, "at most 4194304"),
+        ({"vocab_size": 2**63}, "at most 16777216"),
+        ({"client_workers": 10**6}, "client_workers"),
+        ({"duration": 1e308}, "at most 86400"),
+        ({"time_scale": 1e300}, "at most 1000"),
+        ({"start_timeout": float("nan")}, "start_timeout"),
+        ({"model": "a\0b"}, "NUL"),
+        ({"model": "\udcff"}, "UTF-8"),
+        ({"server_env": {"HF_TOKEN": "hush"}}, "export it instead"),
+        ({"server_args": ["--api-key=hush"]}, "leave --api-key out"),
+    ],
+)
+def test_what_would_fail_late_or_leak_is_refused_early(values: dict[str, object], words: str) -> None:
+    """Before memory, processes or patience are spent, and before a secret is written down."""
+    with pytest.raises(UserError, match=words) as caught:
+        make_config(values)
+    assert "hush" not in str(caught.value)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from harness import servers
 from harness.errors import UserError
 from harness.servers import Server, ServerDied, attach, last_line, owns, reserved_ports, running
 from harness.variants import ServerPlan
@@ -82,6 +85,21 @@ def test_a_server_that_is_never_healthy_is_given_up(tmp_path: Path) -> None:
     assert not [
         p for p in psutil.process_iter(["cmdline"]) if "time.sleep(60)" in (p.info["cmdline"] or []) and p.pid != mine
     ]
+
+
+def test_ctrl_c_while_servers_are_stopped_kills_them(tmp_path: Path) -> None:
+    """The interrupt goes on its way, and no process that ignores SIGTERM stays behind it."""
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(300)"
+    )
+    plan = ServerPlan("baseline", ("baseline",), (sys.executable, "-c", code))
+    process = servers._spawn(plan, 1, tmp_path / "x.log")
+    while "up" not in (tmp_path / "x.log").read_text():
+        time.sleep(0.05)
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        servers.stop_all([process])
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_nothing_at_an_attached_url_is_named() -> None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from harness.config import SweepConfig, make_config
+from harness.errors import UserError
+from harness.guard import group_alive
+from harness.manifest import new_manifest, workload_of
 from harness.records import LevelRow, PointKey
 from harness.runfolder import RunFolder
 from harness.sweep import Keys, Outcome, _order, _phases, run_sweep
 from harness.verify import verify_run
+from harness.workload import _samples
 
 ROOT = Path(__file__).parent.parent.parent
 QUICK = {"sim": "h200-llama31-8b-illustrative", "time_scale": 1.0, "warmup": 0.3, "duration": 1.0, "output_tokens": 16}
@@ -85,7 +90,7 @@ def test_an_interrupted_sweep_is_resumed_without_a_point_twice(tmp_path: Path) -
 
 
 def test_killed_at_any_moment_loses_no_point(tmp_path: Path) -> None:
-    """SIGKILL in the middle: what was measured stays, the run resumes, every point is there once."""
+    """SIGKILL in the middle: what was measured stays, no server does, the run resumes, every point is there once."""
     out = tmp_path / "run"
     flags = ["--sim", str(QUICK["sim"]), "--variants", "baseline", "--concurrency", "1,2,3", "--repeats", "1"]
     flags += ["--warmup", "0.3", "--duration", "1", "--output-tokens", "16"]
@@ -97,12 +102,91 @@ def test_killed_at_any_moment_loses_no_point(tmp_path: Path) -> None:
     process.kill()
     process.wait()
     for server in RunFolder(out).manifest.servers.values():
-        if server.pid:
-            os.killpg(server.pid, signal.SIGKILL)  # a killed sweep cannot stop what it started
+        while group_alive(int(server.pid or 0)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not group_alive(int(server.pid or 0))
     done = subprocess.run([*command, "--resume"], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode in (0, 3), done.stderr
     assert sorted(row.concurrency for row in RunFolder(out).levels()) == [1, 2, 3]
     assert json.loads(done.stdout.splitlines()[-1])["points"] == 3
+
+
+class DiskFills(Recorder):
+    """Lets no file grow by more than a little once a point is done, as a full disk does."""
+
+    def row(self, row: LevelRow) -> None:
+        super().row(row)
+        requests = self.run / "requests.jsonl"
+        resource.setrlimit(resource.RLIMIT_FSIZE, (requests.stat().st_size + 500, resource.RLIM_INFINITY))
+
+    def __init__(self, run: Path) -> None:
+        super().__init__()
+        self.run = run
+
+
+def test_a_full_disk_ends_the_sweep_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    """One line, exit code 3, everything written is readable, and resume measures the rest."""
+    run = tmp_path / "run"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    reporter = DiskFills(run)
+    try:
+        outcome = swept(run, reporter, variants=["baseline"], concurrency=[1, 2], repeats=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert (outcome.exit_code, outcome.interrupted) == (3 if outcome.usable else 4, False)
+    (line,) = [line for line in reporter.lines if "cannot write" in line]
+    assert line == f"warning: {outcome.failed}, then go on with --resume"
+    assert "File too large" in line
+    assert [row.concurrency for row in RunFolder(run).levels()] == [1]
+    assert {record.concurrency for record in RunFolder(run).requests()} >= {1}
+    config = make_config(RunFolder(run).manifest.config)
+    again = run_sweep(config, run, ["x"], Recorder(), Keys(), resume=True)
+    assert (again.failed, again.usable + again.invalid) == ("", 2)
+    assert verify_run(run).problems == ()
+
+
+def test_too_few_files_are_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest C decides; no folder is made, so the same command works once the limit is raised."""
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 256))
+    with pytest.raises(UserError, match=r"limit on open files is 256, this load needs 364; .*ulimit -n"):
+        swept(tmp_path / "run", Recorder(), concurrency=[1, 300], client_workers=1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_data_set_goes_end_to_end(tmp_path: Path) -> None:
+    """Its prompts are sent, the manifest names it, and a run does not go on with another file's requests."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "Why is the sky blue?"}\n{"prompt": "Name a river."}\n')
+    values = {"dataset": str(file), "variants": ["baseline"], "concurrency": [2], "repeats": 1}
+    swept(tmp_path / "run", Recorder(), **values)
+    run = RunFolder(tmp_path / "run")
+    assert any(record.ok and record.planned_prompt_tokens is None for record in run.requests())  # text, not ids
+    assert (run.manifest.workload.dataset, run.manifest.workload.input_tokens) == (str(file), None)
+    file.write_text('{"prompt": "Another."}\n')
+    _samples.cache_clear()  # as another process would see it
+    with pytest.raises(UserError, match="begun with other requests"):
+        run_sweep(make_config(run.manifest.config), run.path, ["x"], Recorder(), Keys(), resume=True)
+
+
+def test_a_tokenizer_reaches_the_requests_and_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its template makes the ids; that they begin alike is then no fault."""
+
+    class Tokenizer:
+        chat_template = "yes"
+
+        def apply_chat_template(self, messages: list[dict[str, str]], **how: bool) -> str:
+            return f"<u> {messages[0]['content']} <a>"
+
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            return [len(word) for word in text.split()]
+
+    monkeypatch.setattr("harness.workload.tokenizer_of", lambda path: Tokenizer())
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "Name a river."}\n')
+    config = make_config({"dataset": str(file), "tokenizer": "here", "sim": "x", "concurrency": [1], "repeats": 1})
+    assert new_manifest(config, ["specpivot"]).workload.tokenizer == "here"
+    (planned,) = islice(workload_of(config).requests(1, 1), 1)
+    assert (planned.prompt_tokens, workload_of(config).shares_prefix) == (6, True)
 
 
 def test_a_server_that_cannot_play_is_reported(tmp_path: Path) -> None:
@@ -151,6 +235,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(tmp_path: Path, flags: list[str
     assert (done.returncode, done.stdout) == (2, "")
     assert message in last
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_secrets_are_not_written(tmp_path: Path) -> None:
@@ -168,3 +253,9 @@ def test_secrets_are_not_written(tmp_path: Path) -> None:
 def test_exit_codes(usable: int, not_run: dict[str, str], interrupted: bool, code: int) -> None:
     """All valid, some missing, a variant not run, nothing usable, interrupted."""
     assert Outcome("run", "simulated", 4, usable, 4 - usable, not_run, interrupted).exit_code == code
+
+
+@pytest.mark.parametrize(("usable", "code"), [(4, 3), (1, 3), (0, 4)])
+def test_exit_codes_of_a_full_disk(usable: int, code: int) -> None:
+    """Even with every point valid, something could not be written."""
+    assert Outcome("run", "simulated", 4, usable, 0, {}, False, "cannot write").exit_code == code

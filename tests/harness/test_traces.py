@@ -32,6 +32,15 @@ def test_mooncake(tmp_path: Path) -> None:
     assert read_trace(file, speedup=2.0) == [TraceRow(0.0, 600, 4, (0, 9)), TraceRow(1.0, 1100, 5, (0, 1, 2))]
 
 
+def test_the_format_is_told_by_content(tmp_path: Path) -> None:
+    """A name says nothing: JSON lines in a .txt, a CSV without a suffix."""
+    lines, table = tmp_path / "trace.txt", tmp_path / "trace"
+    lines.write_text("\n" + MOONCAKE)
+    table.write_text(AZURE)
+    assert [row.input_tokens for row in read_trace(lines)] == [600, 1100]
+    assert [row.input_tokens for row in read_trace(table)] == [4808, 3180]
+
+
 @pytest.mark.parametrize(
     ("text", "rows"),
     [

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from harness.errors import UserError
 from harness.metrics import level_metrics
 from harness.records import SCHEMA_VERSION, LevelRow, Manifest, RequestRecord, Settings, Workload
 from harness.runfolder import RunFolder, RunWriter
@@ -83,3 +84,40 @@ def test_write_puts_the_recomputed_figures_in_place(tmp_path: Path) -> None:
     # Two of the eighty tokens arrive at the window's very end, which is no longer in it.
     (row,) = RunFolder(tmp_path / "run").levels()
     assert (row.output_tok_per_s, row.worker) == (78.0, "W")
+
+
+def test_a_lost_table_is_made_again_and_says_what_to_measure_again(tmp_path: Path) -> None:
+    """Figures come back for the planned window; the proof does not, so the row is not usable and resume measures it."""
+    run = tmp_path / "run"
+    write(run, threshold=0)
+    before = RunFolder(run).levels()[0]
+    (run / "levels.csv").unlink()
+    report = verify_run(run, write=True)
+    assert report.problems == (
+        "forced_off C=2 repeat 1: its row is lost, with the proof of what ran; measure it again (--resume)",
+    )
+    (row,) = RunFolder(run).levels()
+    assert (row.status, row.verdict, row.attempt, row.threshold) == ("invalid", "row_lost", 2, None)
+    assert (row.output_tok_per_s, row.ttft_p99_s) == (before.output_tok_per_s, before.ttft_p99_s)
+    assert verify_run(run).ok
+
+
+@pytest.mark.parametrize(
+    "damage", ["forced_off,2,1,do\n", "\0\udcff,,,\n", "forced_off,2,1,done,ok," + "," * 90 + "\n"]
+)
+def test_a_damaged_row_is_named_and_left_out(tmp_path: Path, damage: str) -> None:
+    """A reader refuses the table and points at verify --write, after which it can be read; sound rows stay."""
+    run = tmp_path / "run"
+    write(run)
+    other = msgspec.structs.replace(RunFolder(run).levels()[0], concurrency=3)
+    with RunWriter.resume(run) as writer:
+        writer.put_row(other)
+    heading, _, sound = (run / "levels.csv").read_text().splitlines(keepends=True)
+    (run / "levels.csv").write_text(heading + damage + sound, errors="surrogateescape")
+    with pytest.raises(UserError, match=r"specpivot verify --write|cannot be read"):
+        RunFolder(run).levels()
+    problems = verify_run(run, write=True).problems
+    assert any("levels.csv:2 is damaged" in problem for problem in problems)
+    assert any("forced_off C=2 repeat 1: its row is lost" in problem for problem in problems)
+    rows = {row.concurrency: row for row in RunFolder(run).levels()}
+    assert (rows[2].verdict, rows[3].verdict) == ("row_lost", "ok")

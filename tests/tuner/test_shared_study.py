@@ -169,6 +169,7 @@ def test_two_searches_over_grpc(tmp_path: Path) -> None:
         check(storage_of(storage), TRIALS)
 
 
+@pytest.mark.soak
 def test_two_tuners_with_servers_over_grpc(tmp_path: Path) -> None:
     """The whole command twice, each with its own simulated servers: both find the pivot and share their trials."""
     with grpc_proxy(tmp_path) as storage:

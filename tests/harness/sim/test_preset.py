@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from harness.errors import UserError
-from harness.sim.preset import checked_variant, costs_of, load_preset, preset_names, save_preset
+from harness.sim.preset import (
+    DEFAULT_PRESET,
+    PRESETS,
+    checked_variant,
+    costs_of,
+    load_preset,
+    preset_names,
+    save_preset,
+)
 from harness.sim.steptime import StepTable
 from tests.harness.sim.worlds import DECODE, SPECULATIVE, world
 
@@ -58,3 +67,24 @@ def test_bad_presets_and_variants_are_one_line(tmp_path: Path) -> None:
         checked_variant("eagle9")
     with pytest.raises(UserError, match="cannot write the preset"):
         save_preset(world(), tmp_path / "none" / "z.json")
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "words"),
+    [
+        ("limits", {"max_running_requests": 0}, "limits.max_running_requests is 0"),
+        ("limits", {"max_total_num_tokens": -1}, "limits.max_total_num_tokens is -1"),
+        ("limits", {"context_length": 10**30}, "limits.context_length"),
+        ("frontend", {"delay_s": -1.0}, "frontend.delay_s is -1"),
+        ("frontend", {"jitter_s": 1e300}, "frontend.jitter_s"),
+    ],
+)
+def test_a_machine_that_could_serve_nothing_is_refused(
+    tmp_path: Path, part: str, changes: dict[str, float], words: str
+) -> None:
+    """Its requests would wait without end, and the sweep with them."""
+    document = json.loads((PRESETS / f"{DEFAULT_PRESET}.json").read_text())
+    document[part] = document.get(part, {}) | changes
+    (tmp_path / "p.json").write_text(json.dumps(document))
+    with pytest.raises(UserError, match=words):
+        load_preset(tmp_path / "p.json")
