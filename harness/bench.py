@@ -30,7 +30,7 @@ from patched_worker.policy import NEVER_DISABLE, Policy
 
 IDLE_TIMEOUT_S = 60.0
 SLIP_LIMIT = 0.02  # of the window: a simulated server further behind has shown other step times than its table
-WARM_UP_S = 2.0  # of load per level, before the first point
+WARM_UP_S = 6.0  # of load, before the first point
 WARM_UP_REPEAT = 0  # whose requests no point sends
 GENERATED = "sglang:generation_tokens_total"
 
@@ -96,21 +96,22 @@ class Bench:
         return row
 
     def warm_up(self, server: Server) -> None:
-        """Serve every load once, unmeasured, then freeze the garbage collector.
+        """Serve the largest load once, unmeasured, then freeze the garbage collector.
 
         A kernel is loaded when a batch first needs it, and a full collection in SGLang's processes stops all streams
-        for up to half a second; either would fall into whichever point comes first. /freeze_gc is SGLang's remedy.
+        for up to half a second; either would fall into whichever point comes first. On its way up the load passes
+        every smaller batch. /freeze_gc is SGLang's remedy.
         """
         always, never = Policy.from_threshold(None), Policy.from_threshold(0)
+        level = self.config.max_concurrency
+        key = PointKey(server.plan.variants[0], level, WARM_UP_REPEAT)
+        plan = replace(self._load_plan(server, key), warmup_s=WARM_UP_S / 2, duration_s=WARM_UP_S / 2)
         for policy in (never, always) if server.patched else (None,):
-            for level in sorted(self.config.concurrency, reverse=True):
-                if self.stop.is_set() or self._prepare(server, policy):
-                    return
-                key = PointKey(server.plan.variants[0], level, WARM_UP_REPEAT)
-                plan = replace(self._load_plan(server, key), warmup_s=WARM_UP_S / 2, duration_s=WARM_UP_S / 2)
-                requests = self.workload.requests(level, WARM_UP_REPEAT)
-                with suppress(WorkerCrashed):  # if that was no accident, the point itself will say so
-                    run_closed_loop(plan, requests, key, 0, lambda records: None, None, self.stop)
+            if self.stop.is_set() or self._prepare(server, policy):
+                return
+            requests = self.workload.requests(level, WARM_UP_REPEAT)
+            with suppress(WorkerCrashed):  # if that was no accident, the point itself will say so
+                run_closed_loop(plan, requests, key, 0, lambda records: None, None, self.stop)
         server.endpoint.freeze_gc()
 
     def _measured(
