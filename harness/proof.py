@@ -47,12 +47,6 @@ class Steps(msgspec.Struct, frozen=True):
         verified = sum(batch * steps for batch, steps, _ in on)
         return sum(tokens for _, _, tokens in on) / verified if verified else None
 
-    @property
-    def batch_mean(self) -> float | None:
-        """Mean decode batch over the steps; None when there were none."""
-        total = sum(steps for steps, _, _ in self.by_batch.values())
-        return sum(b * steps for (b, _), (steps, _, _) in self.by_batch.items()) / total if total else None
-
 
 def steps_between(before: dict[str, Any], after: dict[str, Any]) -> Steps:
     """What a worker's counters say happened between two `specpivot` blocks.

@@ -90,11 +90,6 @@ def test_malformed_counters_are_noticed() -> None:
         steps_between(block({}, 8), {"steps_on": "many"})
 
 
-def test_batch_mean_is_weighted_by_steps() -> None:
-    """Ten steps of 2 and thirty of 6 make 5."""
-    assert steps_between(block({}, 8), block({(2, "on"): 10, (6, "on"): 30}, 8)).batch_mean == 5.0
-
-
 @pytest.mark.parametrize(
     ("info", "worker"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -43,6 +44,19 @@ def test_round_trip(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     assert (run.manifest, run.levels(), list(run.requests())) == (MANIFEST, [row()], [record(0), record(1)])
     assert run.levels_frame().loc[0, "output_tok_per_s"] == 12.5
+
+
+def test_a_copied_run_is_read_and_resumed_alike(tmp_path: Path) -> None:
+    """Nothing in a run folder depends on where it lies."""
+    with RunWriter.create(tmp_path / "run", MANIFEST) as writer:
+        writer.add_requests([record(0)])
+        writer.put_row(row())
+    shutil.copytree(tmp_path / "run", tmp_path / "elsewhere" / "copy")
+    shutil.rmtree(tmp_path / "run")
+    with RunWriter.resume(tmp_path / "elsewhere" / "copy") as writer:
+        writer.add_requests([record(1)])
+    run = RunFolder(tmp_path / "elsewhere" / "copy")
+    assert (run.levels(), list(run.requests())) == ([row()], [record(0), record(1)])
 
 
 def test_arrivals_add_up() -> None:
