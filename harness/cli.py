@@ -6,6 +6,7 @@ People read standard error; the last line on standard output is one compact JSON
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -218,7 +219,10 @@ def run(app: typer.Typer) -> None:
     try:
         if not all(_is_text(word) for word in sys.argv):
             raise UserError("an argument is not valid UTF-8; rename the file or give another name")
-        app()
+        try:
+            app()
+        finally:
+            _exit_undisturbed()
     except UserError as error:
         print(f"specpivot: {error}", file=sys.stderr)
         sys.exit(2)
@@ -228,6 +232,12 @@ def run(app: typer.Typer) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _exit_undisturbed() -> None:
+    """Ignore further signals: they would kill Python while it ends, and hide the exit code that tells what happened."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _is_text(word: str) -> bool:
