@@ -23,6 +23,7 @@ import pytest
 from optuna.trial import TrialState
 
 from harness.sim.preset import DEFAULT_PRESET, PRESETS
+from tests.needs import lacking
 from tuner.study import storage_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -197,7 +198,7 @@ def postgresql(folder: Path) -> Iterator[str]:
     """A PostgreSQL server of our own; yields its URL for Optuna."""
     programs = postgres_programs()
     if programs is None:
-        pytest.skip("needs PostgreSQL: apt-get install postgresql, or its programs on PATH")
+        lacking("PostgreSQL: apt-get install postgresql, or its programs on PATH")
     data, port = folder / "data", free_port()
     data.mkdir()
     user: dict[str, Any] = {}

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
+
+from tests.needs import lacking
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = (
@@ -35,10 +36,10 @@ KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), " ": (32, " "), "Escape": (27, ""),
 
 
 def program() -> str:
-    """The browser; its absence fails the tests, because a page that nobody opened is not tested."""
+    """The browser on PATH, by one of its names."""
     found = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
     if found is None:
-        pytest.fail("no Chromium on PATH: apt-get install chromium", pytrace=False)
+        lacking("Chromium: apt-get install chromium")
     return found
 
 
