@@ -17,7 +17,8 @@ from scipy import stats
 from harness.errors import UserError
 from harness.records import VARIANTS, LevelRow, Manifest, Source, Variant
 from harness.runfolder import RunFolder
-from tuner.curves import pivot, usable
+from tuner.curves import pivot
+from tuner.levels import usable
 
 MAX_EXPONENT = 700.0  # what a float's exponential can hold: two repeats that have nothing to do with each other
 METRICS = ("output_tok_per_s", "tpot_p50_s")

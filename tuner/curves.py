@@ -1,9 +1,9 @@
-"""From the rows of a run to curves: level means with intervals, and the pivot.
+"""From the levels of a run to the pivot, with its interval.
 
 The pivot is where log(throughput on / throughput off) crosses zero. Speculation's gain falls with the batch, so the
 ratio is fitted by a falling isotonic regression over log2 of the measured decode batch and interpolated between
 levels. Intervals come from a bootstrap over repeats: a repeat moves all its levels together and each point moves by
-itself, both as large as this run's own repeats show. Only usable rows count.
+itself, both as large as this run's own repeats show.
 """
 
 from __future__ import annotations
@@ -15,46 +15,16 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from scipy import stats
 from scipy.optimize import isotonic_regression
 
 from harness.records import LevelRow, Variant
+from tuner.levels import decode_batches, table, usable
 from tuner.noise import CONFIDENCE, Floats, Table, draw_means, single_repeat_only
 
 Shape = Literal["crossover", "always_on", "always_off", "not_monotone"]
 
 REVERSAL_Z = 2.33  # one-sided 1 %: how clear a loss below a win must be before one threshold is not enough
 REVERSAL_GAIN = math.log(1.01)  # and how large
-
-
-class Level(msgspec.Struct, frozen=True):
-    """One variant at one concurrency, over its usable repeats.
-
-    Attributes:
-        batch: mean decode batch, in requests; the concurrency where the server does not report it.
-        batch_measured: whether `batch` is the server's own figure.
-        repeats: number of usable repeats.
-        tok_per_s: output throughput, geometric mean over repeats; `_low` and `_high` are its 95 % interval.
-        tpot_s: median time per output token, mean over repeats, with its 95 % interval; None where undefined.
-        ttft_s: median time to first token, mean over repeats.
-        user_tok_per_s: speed one user sees, tokens per second.
-        accept_len: tokens per verify step.
-    """
-
-    variant: Variant
-    concurrency: int
-    batch: float
-    batch_measured: bool
-    repeats: int
-    tok_per_s: float
-    tok_per_s_low: float
-    tok_per_s_high: float
-    tpot_s: float | None = None
-    tpot_s_low: float | None = None
-    tpot_s_high: float | None = None
-    ttft_s: float | None = None
-    user_tok_per_s: float | None = None
-    accept_len: float | None = None
 
 
 class Ratio(msgspec.Struct, frozen=True):
@@ -95,42 +65,6 @@ class Pivot(msgspec.Struct, frozen=True):
     off: Variant
     ratios: tuple[Ratio, ...]
     warnings: tuple[str, ...] = ()
-
-
-def usable(rows: Iterable[LevelRow]) -> list[LevelRow]:
-    """The rows that may be used: done, verdict ok, with a throughput."""
-    return [row for row in rows if row.usable and row.output_tok_per_s]
-
-
-def levels(rows: Iterable[LevelRow]) -> dict[Variant, list[Level]]:
-    """Per variant its levels, smallest concurrency first; of `dynamic`, those of its most measured threshold."""
-    groups: dict[tuple[Variant, int], list[LevelRow]] = defaultdict(list)
-    for row in _one_threshold(usable(rows)):
-        groups[row.variant, row.concurrency].append(row)
-    curves: dict[Variant, list[Level]] = defaultdict(list)
-    for (variant, _), group in sorted(groups.items(), key=lambda item: item[0][1]):
-        curves[variant].append(_level(group))
-    return dict(curves)
-
-
-def _one_threshold(rows: list[LevelRow]) -> list[LevelRow]:
-    """Rows of `dynamic` only where they have the threshold that was measured at most levels, the latest of equals."""
-    levels_of: dict[int | None, set[int]] = {}
-    for row in reversed([row for row in rows if row.variant == "dynamic"]):
-        levels_of.setdefault(row.threshold, set()).add(row.concurrency)
-    if len(levels_of) < 2:
-        return rows
-    kept = max(levels_of, key=lambda threshold: len(levels_of[threshold]))
-    return [row for row in rows if row.variant != "dynamic" or row.threshold == kept]
-
-
-def table(rows: Iterable[LevelRow], variant: Variant) -> dict[int, dict[int, float]]:
-    """Logarithm of the throughput of a variant's usable points, by concurrency and repeat."""
-    values: dict[int, dict[int, float]] = defaultdict(dict)
-    for row in usable(rows):
-        if row.variant == variant and row.output_tok_per_s:
-            values[row.concurrency][row.repeat] = math.log(row.output_tok_per_s)
-    return dict(values)
 
 
 def off_variant(rows: Sequence[LevelRow], reference: Variant | None = None) -> tuple[Variant, tuple[str, ...]]:
@@ -201,20 +135,6 @@ def log_ratios(on: Table, off: Table) -> dict[int, dict[int, float]]:
         pairs = [(r, r) for r in shared] or list(zip(sorted(on[c]), sorted(off[c]), strict=False))
         paired[c] = {a: on[c][a] - off[c][b] for a, b in pairs}
     return paired
-
-
-def decode_batches(rows: Iterable[LevelRow], variants: Iterable[Variant]) -> tuple[dict[int, float], dict[int, bool]]:
-    """Mean decode batch per concurrency over the given variants, and whether all of it was measured.
-
-    The gate looks at the decode batch, which prefill, queueing and caps keep below the concurrency.
-    """
-    wanted = set(variants)
-    found: dict[int, list[float | None]] = defaultdict(list)
-    for row in rows:
-        if row.variant in wanted:
-            found[row.concurrency].append(row.decode_batch_mean)
-    batches = {c: float(np.mean([float(c) if b is None else b for b in values])) for c, values in found.items()}
-    return batches, {c: None not in values for c, values in found.items()}
 
 
 def fall(y: Floats, weights: Floats) -> Floats:
@@ -289,44 +209,3 @@ def _own_sd(rows: Iterable[LevelRow], variants: tuple[Variant, Variant]) -> dict
             sd = math.log(row.output_tok_per_s_high / row.output_tok_per_s_low) / (2 * 1.96)
             squares[row.concurrency] = max(squares[row.concurrency], 2 * sd**2)
     return {c: math.sqrt(square) for c, square in squares.items()}
-
-
-def _level(group: list[LevelRow]) -> Level:
-    first = group[0]
-    rates = [row.output_tok_per_s for row in group if row.output_tok_per_s]
-    mean, low, high = _log_mean(rates, [(r.output_tok_per_s_low, r.output_tok_per_s_high) for r in group])
-    tpots = [row.tpot_p50_s for row in group if row.tpot_p50_s]
-    tpot = _log_mean(tpots, [(r.tpot_p50_s_low, r.tpot_p50_s_high) for r in group]) if tpots else (None, None, None)
-    batches = [row.decode_batch_mean for row in group]
-    return Level(
-        variant=first.variant,
-        concurrency=first.concurrency,
-        batch=float(np.mean([first.concurrency if b is None else b for b in batches])),
-        batch_measured=None not in batches,
-        repeats=len(group),
-        tok_per_s=mean,
-        tok_per_s_low=low,
-        tok_per_s_high=high,
-        tpot_s=tpot[0],
-        tpot_s_low=tpot[1],
-        tpot_s_high=tpot[2],
-        ttft_s=_mean([row.ttft_p50_s for row in group]),
-        user_tok_per_s=_mean([row.user_tok_per_s for row in group]),
-        accept_len=_mean([row.accept_len for row in group]),
-    )
-
-
-def _log_mean(values: list[float], own: list[tuple[float | None, float | None]]) -> tuple[float, float, float]:
-    """Geometric mean and its 95 % interval: Student's over repeats, or the one point's own."""
-    logs = np.log(values)
-    mean = float(np.exp(logs.mean()))
-    if len(values) > 1:
-        half = float(stats.t.ppf(0.975, len(values) - 1) * logs.std(ddof=1) / math.sqrt(len(values)))
-        return mean, mean * math.exp(-half), mean * math.exp(half)
-    low, high = own[0]
-    return mean, mean if low is None else low, mean if high is None else high
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None

@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from harness.records import LevelRow, Variant
-from tuner.curves import Level, Pivot, decode_batches, levels, table, usable
+from tuner.curves import Pivot
+from tuner.levels import Level, decode_batches, levels, table, usable
 from tuner.noise import CONFIDENCE, draw_means
 
 TIE = 0.005  # thresholds whose peak throughput is this close are not told apart by the literal objective

@@ -20,7 +20,8 @@ from matplotlib.patheffects import withStroke
 from harness.errors import UserError
 from harness.records import VARIANTS, Source, Variant
 from harness.runfolder import RunFolder
-from tuner.curves import Level, Pivot, levels, pivot
+from tuner.curves import Pivot, pivot
+from tuner.levels import Level, levels
 from tuner.style import BAND, FAINT, INK, LOOKS, log_concurrency, log_rate, mark_simulated, styled
 from tuner.words import name, span
 

@@ -18,9 +18,10 @@ from harness.records import SCHEMA_VERSION, Source, Variant
 from harness.runfolder import RunFolder
 from patched_worker.policy import DEFAULT_MIN_DWELL_STEPS, Policy, Rung, default_resume_at
 from tuner import objective
-from tuner.curves import Pivot, Shape, pivot, usable
+from tuner.curves import Pivot, Shape, pivot
 from tuner.graphs import MAX_COUNT, captured_sizes, effective_threshold, pads_batches
 from tuner.ladder import bands
+from tuner.levels import usable
 from tuner.objective import Curves, LatencyC1, LiteralAnswer
 from tuner.words import name, words
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from harness.records import LevelRow
-from tuner.curves import Pivot, decode_batches, usable
+from tuner.curves import Pivot
+from tuner.levels import decode_batches, usable
 
 NARROW = 1.08  # an interval this narrow (high / low) is sharp enough: a few per cent of batch cost nothing
 WIDEST_GAP = 1.30  # two neighbouring levels further apart than this get another one between them

@@ -18,8 +18,8 @@ from markupsafe import Markup
 from harness.errors import UserError
 from harness.records import VARIANTS
 from harness.runfolder import RunFolder
-from tuner.curves import levels
 from tuner.export import export, measured_server
+from tuner.levels import levels
 from tuner.plots import FIGURES, View, view
 from tuner.recommend import FILE as RECOMMENDATION
 from tuner.recommend import Recommendation, analyse, build, read

@@ -17,7 +17,8 @@ from optuna.trial import TrialState
 from harness.records import LevelRow, Variant
 from patched_worker.policy import Policy
 from tuner import objective
-from tuner.curves import Pivot, pivot, usable
+from tuner.curves import Pivot, pivot
+from tuner.levels import usable
 from tuner.objective import Curves
 from tuner.replicas import next_round, sharp
 from tuner.study import LATENCY, Trial, enqueue, keep, recover, search_range, trials_of

@@ -6,14 +6,12 @@ levels.csv, the study in study.journal, each stage in search_history.jsonl; a tu
 
 from __future__ import annotations
 
-import math
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from time import monotonic as now_s
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import optuna
@@ -30,62 +28,18 @@ from harness.variants import ServerPlan, server_plans
 from harness.workload import WorkloadPlan
 from patched_worker.policy import Policy
 from tuner import recommend
+from tuner.asked import TuneOptions, TuneOutcome
+from tuner.budget import Budget, check_budget, minutes, plan, together
 from tuner.outcome import tuned
-from tuner.recommend import Objective, Recommendation
+from tuner.recommend import Recommendation
 from tuner.search import TRIAL_REPEATS, Aim, Found, search
 from tuner.study import JOURNAL, open_study, storage_of
 
 HISTORY = "search_history.jsonl"
-START_MINUTES = {"model": 2.0, "sim": 0.1, "attach": 0.0}  # of one server, first time on a machine
 
 
 class Stopped(Exception):
     """The person, or the end of the budget, ended the tuning; what was measured is kept."""
-
-
-class TuneOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What tune is asked beyond a sweep's settings.
-
-    Attributes:
-        budget_s: wall-clock time for measuring, after the servers are up.
-        trials: most live thresholds.
-        slack: of the latency constraint, as a share.
-        objective: score, or throughput (the literal one).
-        weights: traffic histogram.
-        storage: URL of a storage that several tuners share; None keeps the study in the run folder.
-        study: name of the study, equal for all who share it.
-    """
-
-    budget_s: float = 1200.0
-    trials: int = 8
-    slack: float = 0.05
-    objective: Objective = "score"
-    weights: dict[int, float] | None = None
-    storage: str | None = None
-    study: str = "specpivot"
-
-
-class TuneOutcome(msgspec.Struct, frozen=True):
-    """How a tuning ended.
-
-    Attributes:
-        recommendation: None where it was interrupted or nothing could be judged.
-        points, usable: how many were measured.
-    """
-
-    run: str
-    recommendation: Recommendation | None
-    points: int
-    usable: int
-    ended: Literal["sharp", "trials", "budget", "nothing usable", "interrupted"]
-
-    @property
-    def exit_code(self) -> int:
-        if self.ended == "interrupted":
-            return 130
-        if self.recommendation is None:
-            return 4
-        return 0 if self.usable == self.points else 3
 
 
 class SharedRequests(WorkloadPlan, frozen=True):
@@ -93,38 +47,6 @@ class SharedRequests(WorkloadPlan, frozen=True):
 
     def requests(self, concurrency: int, repeat: int) -> Iterator[Any]:
         return super().requests(concurrency, repeat % TRIAL_REPEATS)
-
-
-class Budget:
-    """Time for measuring, counted in points.
-
-    Args:
-        total_s: what there is.
-        point_s: what a point takes at first guess; later the mean of those measured.
-        spent_s: what an interrupted tuning has used.
-    """
-
-    def __init__(self, total_s: float, point_s: float, spent_s: float = 0.0) -> None:
-        self._ends = now_s() + total_s - spent_s
-        self._point_s = point_s
-        self._began = now_s()
-        self._points = 0
-
-    def left(self) -> float:
-        """Points that can still be measured."""
-        return max(0.0, self.left_s) / self.point_s
-
-    @property
-    def left_s(self) -> float:
-        return self._ends - now_s()
-
-    @property
-    def point_s(self) -> float:
-        return (now_s() - self._began) / self._points if self._points >= 3 else self._point_s
-
-    def spend(self) -> None:
-        """One point was measured."""
-        self._points += 1
 
 
 def run_tune(
@@ -145,12 +67,13 @@ def run_tune(
     config = tuning_config(config)
     check_budget(config, options)
     require_files_for(config.max_concurrency, config.client_workers)
+    budget = Budget(options.budget_s, point_seconds(config))
     manifest = tune_manifest(config, options, command)
     with RunWriter.resume(out) if resume else RunWriter.create(out, manifest) as writer, interruptible() as stop:
         for line in plan(config, options):
             reporter.say(line)
         try:
-            found = _searched(config, options, writer, reporter, keys, stop)
+            found = _searched(config, options, budget, writer, reporter, keys, stop)
         except Stopped:
             return _outcome(writer, None, "interrupted")
     run = RunFolder(out)
@@ -176,36 +99,6 @@ def tuning_config(config: SweepConfig) -> SweepConfig:
     return msgspec.structs.replace(config, variants=wanted, repeats=1, threshold=None, resume_at=None)
 
 
-def check_budget(config: SweepConfig, options: TuneOptions) -> None:
-    """Refuse a budget that one pass over the levels would exceed.
-
-    Raises:
-        UserError: naming the budget that it takes.
-    """
-    points = len(config.variants) * len(config.concurrency)
-    need_s = points * point_seconds(config)
-    if options.budget_s < need_s:
-        raise UserError(
-            f"--budget of {_minutes(options.budget_s)} is too short: one pass over the levels takes {points} points,"
-            f" {_minutes(need_s)}; give more, fewer --concurrency levels or a shorter --duration"
-        )
-
-
-def plan(config: SweepConfig, options: TuneOptions) -> list[str]:
-    """What will be done, and how long it takes, in lines for people."""
-    first = len(config.variants) * len(config.concurrency)
-    total = int(options.budget_s / point_seconds(config))
-    kind = "model" if config.model is not None else "sim" if config.sim is not None else "attach"
-    starts = 0 if kind == "attach" else len(server_plans(config))
-    return [
-        f"plan: {starts} server starts (about {_minutes(60 * starts * START_MINUTES[kind])}, not in the budget), then"
-        f" up to {total} points of {point_seconds(config):.0f} s in {_minutes(options.budget_s)}",
-        f"  {first} points: one pass over {len(config.concurrency)} levels of {', '.join(config.variants)}",
-        "  then replicas of eagle3 and forced_off around the pivot, until it is sharp",
-        f"  then up to {options.trials} thresholds live, and {len(config.concurrency)} points to confirm what is kept",
-    ]
-
-
 def tune_manifest(config: SweepConfig, options: TuneOptions, command: Sequence[str]) -> Manifest:
     """The manifest of a tuning that begins now; --resume reads the options back from it."""
     manifest = new_manifest(config, command)
@@ -225,6 +118,7 @@ def note_history(out: Path, kind: str, **what: Any) -> None:
 def _searched(
     config: SweepConfig,
     options: TuneOptions,
+    budget: Budget,
     writer: RunWriter,
     reporter: Reporter,
     keys: Keys,
@@ -233,13 +127,12 @@ def _searched(
     """Start servers as they fit, and search on them."""
     rows = list(writer.rows)
     workload = SharedRequests(**msgspec.structs.asdict(workload_of(config)))
-    budget = Budget(options.budget_s, point_seconds(config), len(rows) * point_seconds(config))
     aim = Aim(config.concurrency, _reference(config), options.trials, options.slack, options.weights, config.seed)
     study = open_study(storage_of(options.storage or writer.path / JOURNAL), options.study, config.seed)
 
     def note(line: str) -> None:
         note_history(writer.path, "note", line=line)
-        reporter.say(f"{line}  ({_minutes(budget.left_s)} of the budget left)")
+        reporter.say(f"{line}  ({minutes(budget.left_s)} of the budget left)")
 
     for plans in _blocks(config, rows):
         with opened(config, plans, writer, workload, reporter, keys, stop) as bench:
@@ -261,10 +154,10 @@ def _measurer(bench: Bench, reporter: Reporter, budget: Budget, stop: threading.
         if stop.is_set():
             raise Stopped
         key = PointKey(variant, concurrency, repeat)
-        row = bench.measure(key, policy, lambda seconds: reporter.point(key, seconds))
+        with budget.spending():
+            row = bench.measure(key, policy, lambda seconds: reporter.point(key, seconds))
         if stop.is_set():
             raise Stopped
-        budget.spend()
         reporter.row(row)
         if row.verdict in ("server_died", "policy_refused"):
             raise UserError(f"{key}: {row.verdict}; see {bench.writer.path / 'logs'}, then --resume goes on")
@@ -282,8 +175,7 @@ def _reference_block(take: Take, config: SweepConfig, variant: Variant, rows: li
 def _blocks(config: SweepConfig, rows: Sequence[LevelRow]) -> list[tuple[ServerPlan, ...]]:
     """All servers at once where they fit; else the reference first, and the patched server after it."""
     plans = server_plans(config)
-    together = config.resident == "together" or (config.resident == "auto" and config.tp == 1)
-    if config.attach or config.sim is not None or together:
+    if together(config):
         return [plans]
     have = {row.concurrency for row in rows if row.usable and row.variant == _reference(config)}
     return [(plan,) for plan in plans if plan.name == "speculative" or not have >= set(config.concurrency)]
@@ -318,8 +210,3 @@ def _my_name(writer: RunWriter) -> str:
 def _outcome(writer: RunWriter, made: Recommendation | None, ended: str) -> TuneOutcome:
     rows = writer.rows
     return TuneOutcome(str(writer.path), made, len(rows), sum(row.usable for row in rows), ended)  # type: ignore[arg-type]
-
-
-def _minutes(seconds: float) -> str:
-    minutes, rest = divmod(max(0, math.ceil(seconds)), 60)
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from harness.records import LevelRow
 from tests.tuner.runs import LEVELS, baseline, eagle3, forced_off, rows
-from tuner.curves import as_threshold, cross, fall, levels, log_ratios, pivot, table
+from tuner.curves import as_threshold, cross, fall, log_ratios, pivot
+from tuner.levels import levels, table
 
 TRUE_PIVOT = 113.6  # where eagle3 meets forced_off
 

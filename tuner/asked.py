@@ -1,0 +1,54 @@
+"""What a tuning is asked beyond a sweep's settings, and how it ended."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tuner.recommend import Objective, Recommendation
+
+
+class TuneOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What tune is asked beyond a sweep's settings.
+
+    Attributes:
+        budget_s: wall-clock time for measuring, after the servers are up.
+        trials: most live thresholds.
+        slack: of the latency constraint, as a share.
+        objective: score, or throughput (the literal one).
+        weights: traffic histogram.
+        storage: URL of a storage that several tuners share; None keeps the study in the run folder.
+        study: name of the study, equal for all who share it.
+    """
+
+    budget_s: float = 1200.0
+    trials: int = 8
+    slack: float = 0.05
+    objective: Objective = "score"
+    weights: dict[int, float] | None = None
+    storage: str | None = None
+    study: str = "specpivot"
+
+
+class TuneOutcome(msgspec.Struct, frozen=True):
+    """How a tuning ended.
+
+    Attributes:
+        recommendation: None where it was interrupted or nothing could be judged.
+        points, usable: how many were measured.
+    """
+
+    run: str
+    recommendation: Recommendation | None
+    points: int
+    usable: int
+    ended: Literal["sharp", "trials", "budget", "nothing usable", "interrupted"]
+
+    @property
+    def exit_code(self) -> int:
+        if self.ended == "interrupted":
+            return 130
+        if self.recommendation is None:
+            return 4
+        return 0 if self.usable == self.points else 3

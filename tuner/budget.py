@@ -1,0 +1,107 @@
+"""The time of a tuning: what is planned before it begins, and what is left while it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic as now_s
+
+from harness.config import SweepConfig
+from harness.errors import UserError
+from harness.sweep import point_seconds
+from harness.variants import server_plans
+from tuner.asked import TuneOptions
+
+START_S = {"model": 120.0, "sim": 6.0, "attach": 0.0}  # until servers are up and warm, first time on a machine
+FINISH_S, FINISH_SHARE = 10.0, 0.05  # kept for stopping servers, intervals and plots
+
+
+class Budget:
+    """The wall-clock time of a tuning, from its command on, counted in points.
+
+    Args:
+        total_s: what there is; a little of it is kept for the end.
+        point_s: what a point takes at first guess; later the mean of those measured.
+        spent_s: what an interrupted tuning has used.
+    """
+
+    def __init__(self, total_s: float, point_s: float, spent_s: float = 0.0) -> None:
+        self._ends = now_s() + total_s - min(FINISH_S, FINISH_SHARE * total_s) - spent_s
+        self._point_s = point_s
+        self._measuring_s = 0.0
+        self._points = 0
+
+    def left(self) -> float:
+        """Points that can still be measured."""
+        return max(0.0, self.left_s) / self.point_s
+
+    @property
+    def left_s(self) -> float:
+        return self._ends - now_s()
+
+    @property
+    def point_s(self) -> float:
+        return self._measuring_s / self._points if self._points >= 3 else self._point_s
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """One point is measured inside."""
+        began_s = now_s()
+        yield
+        self._measuring_s += now_s() - began_s
+        self._points += 1
+
+
+def check_budget(config: SweepConfig, options: TuneOptions) -> None:
+    """Refuse a budget that starting the servers and one pass over the levels would exceed.
+
+    Raises:
+        UserError: naming the budget that it takes.
+    """
+    points = len(config.variants) * len(config.concurrency)
+    need_s = points * point_seconds(config)
+    start_s = _start_s(config)
+    if options.budget_s < need_s + start_s:
+        raise UserError(
+            f"--budget of {minutes(options.budget_s)} is too short: one pass over the levels takes {points} points,"
+            f" {minutes(need_s)}, and the servers {minutes(start_s)} to start; give more, fewer --concurrency levels or"
+            " a shorter --duration"
+        )
+
+
+def plan(config: SweepConfig, options: TuneOptions) -> list[str]:
+    """What will be done, and how long it takes, in lines for people."""
+    first = len(config.variants) * len(config.concurrency)
+    total = int((options.budget_s - _start_s(config)) / point_seconds(config))
+    starts = 0 if config.attach else len(server_plans(config))
+    began = f"{starts} server starts (about {minutes(_start_s(config))} in all)" if starts else "no server start"
+    return [
+        f"plan: {began} and up to {total} points of {point_seconds(config):.0f} s, in {minutes(options.budget_s)}",
+        f"  {first} points: one pass over {len(config.concurrency)} levels of {', '.join(config.variants)}",
+        "  then replicas of eagle3 and forced_off around the pivot, until it is sharp",
+        f"  then up to {options.trials} thresholds live, and {len(config.concurrency)} points to confirm what is kept",
+    ]
+
+
+def kind_of(config: SweepConfig) -> str:
+    """Where the servers come from: model, sim or attach."""
+    return "model" if config.model is not None else "sim" if config.sim is not None else "attach"
+
+
+def together(config: SweepConfig) -> bool:
+    """Whether all servers are up at once."""
+    fit = config.resident == "together" or (config.resident == "auto" and config.tp == 1)
+    return bool(config.attach) or config.sim is not None or fit
+
+
+def _start_s(config: SweepConfig) -> float:
+    """Servers that are up together also start together."""
+    starts = 1 if together(config) else len(server_plans(config))
+    return starts * START_S[kind_of(config)]
+
+
+def minutes(seconds: float) -> str:
+    """A duration in minutes and seconds."""
+    whole, rest = divmod(max(0, math.ceil(seconds)), 60)
+    return f"{whole} min {rest:02d} s" if whole else f"{rest} s"
