@@ -23,11 +23,16 @@ class Stage:
     browser: Chromium
 
     def play(self, scenario: Scenario, at: str = "#/runs", backend: Backend | None = None) -> None:
-        """Open the page at an address of a back end of its own, play, and fail on anything the page complains of."""
+        """Open the page at an address of a back end of its own, play, and fail on anything the page complains of.
+
+        The scenario begins when the view is whole, or with the login form.
+        """
         self.runner.run(self._played(scenario, at, backend or Backend()))
 
     async def _played(self, scenario: Scenario, at: str, backend: Backend) -> None:
-        async with asyncio.timeout(90), serving(backend), self.browser.page(f"{backend.url}/{at}") as page:
+        async with asyncio.timeout(90), serving(backend):
+            page = await self.browser.open(f"{backend.url}/{at}")
+            await (page.settled() if backend.token is None else page.until("document.querySelector('#login[open]')"))
             await scenario(backend, page)
             assert page.problems == []
 

@@ -16,6 +16,7 @@ from base64 import b64decode
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-    "--no-default-browser-check", "--disable-extensions", "--remote-debugging-port=0",
+    "--no-default-browser-check", "--disable-extensions",
+    "--disable-features=SpareRendererForSitePerProcess", "--remote-debugging-port=0",
 )  # fmt: skip
 PATIENCE_S = 40.0
 # Keys that type nothing, or more than their own name: code and number of the key, and the text it types.
@@ -50,11 +52,9 @@ def shown(selector: str) -> str:
 
 @dataclass(eq=False)
 class Page:
-    """One tab in a context of its own: no cookie of another test."""
+    """A tab, and what it complained of since its address was opened."""
 
     call: Callable[..., Any]
-    context: str
-    target: str
     problems: list[str] = field(default_factory=list)
 
     async def evaluate(self, expression: str) -> Any:
@@ -88,8 +88,16 @@ class Page:
         return str(await self.until(f"document.querySelector({json.dumps(selector)}).textContent"))
 
     async def go(self, route: str) -> None:
-        """Another view of the page, by its address."""
-        await self.evaluate(f"void (location.hash = {json.dumps(route)})")
+        """Another view of the page, by its address, once it is whole."""
+        await self.evaluate(
+            f"((route) => {{ if (location.hash === route) return; location.hash = route;"
+            f" document.querySelector('main').setAttribute('aria-busy', 'true'); }})({json.dumps(route)})"
+        )
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Wait until the view that was asked for is there: nothing moves any more by itself."""
+        await self.until("document.querySelector('main[aria-busy=false] h1, main[aria-busy=false] .failed')")
 
     async def press(self, key: str, times: int = 1) -> None:
         """Press and release a key."""
@@ -116,7 +124,8 @@ class Page:
         """Move the mouse over an element, by default to its middle."""
         place = await self.until(
             f"((e) => {{ e.scrollIntoView({{block: 'center'}}); const r = e.getBoundingClientRect();"
-            f" return r.width && [r.x + {across} * r.width, r.y + {down} * r.height]; }})"
+            f" const at = [r.x + {across} * r.width, r.y + {down} * r.height];"
+            f" return r.width && e.contains(document.elementFromPoint(...at)) && at; }})"
             f"(document.querySelector({json.dumps(selector)}))"
         )
         await self.call("Input.dispatchMouseEvent", type="mouseMoved", x=place[0], y=place[1])
@@ -149,7 +158,7 @@ class Chromium:
 
     socket: aiohttp.ClientWebSocketResponse
     waiting: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
-    pages: dict[str, Page] = field(default_factory=dict)
+    tab: Page | None = None
     sent: int = 0
 
     async def call(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
@@ -172,33 +181,33 @@ class Chromium:
             told = json.loads(message.data)
             if (waiting := self.waiting.get(told.get("id", 0))) and not waiting.done():
                 waiting.set_result(told)
-            elif (page := self.pages.get(told.get("sessionId", ""))) and (problem := complaint(told)):
-                page.problems.append(problem)
+            elif self.tab and told.get("method") == "Runtime.executionContextsCleared":
+                self.tab.problems.clear()  # another address: what follows is of its page
+            elif self.tab and "method" in told and (problem := complaint(told)):
+                self.tab.problems.append(problem)
         for waiting in self.waiting.values():
             if not waiting.done():
                 waiting.set_exception(ConnectionError("Chromium closed the connection"))
 
-    @asynccontextmanager
-    async def page(self, url: str) -> AsyncIterator[Page]:
-        """A new tab at an address, closed at the end."""
-        context = (await self.call("Target.createBrowserContext"))["browserContextId"]
-        made = await self.call("Target.createTarget", url="about:blank", browserContextId=context)
-        target = made["targetId"]
+    async def open(self, url: str) -> Page:
+        """The page at an address, in the one tab that all tests share: one each costs more than the tests do.
+
+        No cookie, window size or place of the mouse of an earlier test is left.
+        """
+        tab = self.tab = self.tab or await self._new_tab()
+        await self.call("Storage.clearCookies")
+        await tab.look()
+        await tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=0, y=0)
+        await tab.call("Page.navigate", url=url)
+        return tab
+
+    async def _new_tab(self) -> Page:
+        target = (await self.call("Target.createTarget", url="about:blank"))["targetId"]
         session = (await self.call("Target.attachToTarget", targetId=target, flatten=True))["sessionId"]
-
-        async def call(method: str, **params: Any) -> dict[str, Any]:
-            return await self.call(method, session, **params)
-
-        page = self.pages[session] = Page(call, context, target)
+        tab = Page(partial(self.call, session=session))
         for domain in ("Runtime", "Log", "Page"):
-            await call(f"{domain}.enable")
-        await page.look()
-        await call("Page.navigate", url=url)
-        try:
-            yield page
-        finally:
-            del self.pages[session]
-            await self.call("Target.disposeBrowserContext", browserContextId=context)
+            await tab.call(f"{domain}.enable")
+        return tab
 
 
 def complaint(event: dict[str, Any]) -> str | None:

@@ -67,6 +67,29 @@ def test_apply_by_keyboard_with_confirmation_and_read_back(stage: Stage) -> None
     stage.play(scenario, "#/runs/night")
 
 
+def test_a_threshold_is_set_by_hand(stage: Stage) -> None:
+    """The same question and read-back as for a recommendation; an empty field never disables."""
+
+    async def scenario(backend: Backend, page: Page) -> None:
+        await page.click("#hand-threshold")
+        await page.type("49")
+        await page.press("Enter")
+        await page.until("document.querySelector('.changes .new').textContent === '49'")
+        await page.click("#dialog button.main")
+        await page.see("Agrees. box reads back what was asked.")
+        await page.press("Escape")
+        await page.until("!document.querySelector('dialog[open]')")
+        await page.evaluate("void (document.getElementById('hand-threshold').value = '')")
+        await page.click("#hand-threshold")
+        await page.press("Enter")
+        await page.until("document.querySelector('.changes .new').textContent === 'never disable'")
+        await page.click("#dialog button.main")
+        await page.see("Agrees.")
+        assert [body for _, _, body in backend.asked] == [{"threshold": 49}, {"threshold": None}]
+
+    stage.play(scenario, "#/servers/box")
+
+
 def test_apply_can_be_left(stage: Stage) -> None:
     """Escape closes the dialog, and nothing was asked of anyone."""
 
@@ -141,10 +164,10 @@ def test_the_autopilot_is_switched_on_only_after_a_question(stage: Stage) -> Non
         await page.see("on gains 4 % at batch 28")
         await page.see("dry run: not done")
         await page.click("input[name=autopilot][value=dry_run] + span")
-        await page.click("form.line button.main")
-        await page.until("!document.querySelector('form.line button.main').disabled")
+        await page.click("form:has([name=autopilot]) button.main")
+        await page.until("!document.querySelector('form:has([name=autopilot]) button.main').disabled")
         await page.click("input[name=autopilot][value=on] + span")
-        await page.click("form.line button.main")
+        await page.click("form:has([name=autopilot]) button.main")
         await page.see("It will move the threshold between 8 and 128 on live traffic")
         path = "/api/v1/servers/box/autopilot"
         assert backend.asked == [("POST", path, {"state": "dry_run", "bounds": [8, 128]})]

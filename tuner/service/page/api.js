@@ -1,6 +1,7 @@
 /** Calls of the service. A call that meets 401 waits for the person to log in, and is then made again. */
 
-const BASE = "/api/v1";
+// Relative, so that the service also works below a path of a proxy.
+const BASE = "api/v1";
 
 /** What the service answered when it did not do what it was asked. */
 export class Failure extends Error {
@@ -48,7 +49,7 @@ export async function call(method, address, body) {
 
 /** Exchange a token for the cookie; false where it is wrong. */
 export async function logIn(token) {
-  const answer = await sent("POST", "/login", { token });
+  const answer = await sent("POST", "login", { token });
   if (answer.status === 401 || answer.status === 403) return false;
   await read(answer);
   return true;

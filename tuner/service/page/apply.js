@@ -3,9 +3,8 @@
 import { get, post } from "./api.js";
 import { facts, h, replace } from "./dom.js";
 import { confirm } from "./dialog.js";
-import { threshold } from "./format.js";
+import { policy, threshold } from "./format.js";
 import { select, state } from "./parts.js";
-import { policy } from "./servers.js";
 import { follow, known } from "./store.js";
 
 /** The choice of a server, which follows the registry until `signal` ends, and the button. */
@@ -21,7 +20,7 @@ export function applyForm(run, found, signal) {
     offer(field);
     button.disabled = !field.value;
   };
-  button.addEventListener("click", () => ask(run, found, field.value, problem));
+  button.addEventListener("click", () => ask({ run }, found, field.value, problem));
   follow(["server"], signal, draw);
   draw();
   return h("div", { class: "apply" }, h("h3", {}, "Apply to a live server"), line, none, problem);
@@ -37,7 +36,13 @@ function offer(field) {
   replace(field, servers.map(({ name, state: now }) => h("option", { value: name, disabled: now !== "up", selected: now === "up" && name === chosen }, now === "up" ? name : `${name} (${now})`)));
 }
 
-async function ask(run, found, name, problem) {
+/**
+ * Ask before a policy is set on a server, then set it and show what the server reads back.
+ *
+ * @param body what the service is asked for: {run} or {threshold}
+ * @param found the policy that this means, as in a recommendation
+ */
+export async function ask(body, found, name, problem) {
   replace(problem);
   // The dialog states the value of now, not of when this view was drawn.
   const { servers } = await get("servers").catch(() => ({ servers: [...known.server.values()] }));
@@ -47,7 +52,7 @@ async function ask(run, found, name, problem) {
     title: `Change ${name}?`,
     body: [changes(server, found), h("p", {}, `It takes effect at once, on live traffic at ${server.url}.`), simulatedWarning(found)],
     verb: `Apply to ${name}`,
-    act: async () => outcome(name, await post(["servers", name, "apply"], { run })),
+    act: async () => outcome(name, await post(["servers", name, "apply"], body)),
   });
 }
 
@@ -57,7 +62,7 @@ function simulatedWarning(found) {
 
 function changes(server, found) {
   const rows = [["threshold", policy(server), threshold(found.threshold)]];
-  if (found.threshold) {
+  if (found.threshold && found.resume_at !== undefined) {
     rows.push(["resumes at", String(server.resume_at ?? "–"), String(found.resume_at)]);
     rows.push(["stays off at least", steps(server.min_dwell), steps(found.min_dwell_steps)]);
   }

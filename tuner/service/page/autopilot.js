@@ -20,13 +20,13 @@ export function autopilot(name) {
   const last = h("p");
   const mode = oneOf("autopilot", "Mode", MODES, "off", (value) => put(meaning, MEANING[value]));
   const low = input("bound-low", "Lowest threshold", { type: "number", min: 0, max: 4096, required: true });
-  const high = input("bound-high", "Highest threshold", { type: "number", min: 0, max: 4096, required: true });
+  const high = input("bound-high", "Highest threshold", { type: "number", min: 0, max: 4096, placeholder: "no limit" });
   const button = h("button", { type: "submit", class: "main" }, "Set");
   const problem = h("div", { "aria-live": "polite" });
   const form = h("form", { class: "line" }, mode.node, low.node, high.node, button);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    const wanted = { state: mode.value(), bounds: [Number(low.field.value), Number(high.field.value)] };
+    const wanted = { state: mode.value(), bounds: [Number(low.field.value), high.field.value === "" ? null : Number(high.field.value)] };
     submit(name, wanted, button, problem);
   });
   const seen = { text: null };
@@ -44,18 +44,18 @@ function show(now, { mode, low, high, meaning }) {
   mode.set(now.state);
   put(meaning, MEANING[now.state] ?? "");
   low.field.value = now.bounds?.[0] ?? 0;
-  high.field.value = now.bounds?.[1] ?? 256;
+  high.field.value = now.bounds?.[1] ?? "";
 }
 
 function submit(name, wanted, button, problem) {
   const [low, high] = wanted.bounds;
-  if (low > high) return replace(problem, failed(new Error("The lowest threshold lies above the highest.")));
+  if (high !== null && low > high) return replace(problem, failed(new Error("The lowest threshold lies above the highest.")));
   const set = () => post(["servers", name, "autopilot"], wanted);
   if (wanted.state !== "on") return busy(button, problem, set);
   replace(problem);
   return confirm({
     title: `Let the autopilot set ${name}?`,
-    body: [h("p", {}, `It will move the threshold between ${low} and ${high} on live traffic, by itself.`),
+    body: [h("p", {}, `It will move the threshold between ${low} and ${high ?? "never disabling"} on live traffic, by itself.`),
       h("p", {}, `Now: threshold ${threshold(known.server.get(name)?.threshold)}.`)],
     verb: "Switch it on",
     act: async () => void (await set()),

@@ -6,8 +6,8 @@ import { select } from "./parts.js";
 
 const FORMATS = [["sglang", "flags of python -m patched_worker"], ["json", "recommendation.json"], ["sglang-adaptive", "SGLang's own adaptive config"], ["vllm", "vLLM speculative config"], ["trtllm", "TensorRT-LLM config"]];
 
-/** Choose a format, read it, copy it. */
-export function exportForm(run) {
+/** Choose a format, read it, copy it; the first text is there already. */
+export async function exportForm(run) {
   const { node, field } = select("export-format", "Format", FORMATS);
   const text = h("pre", { tabindex: 0, "aria-label": "Exported text" });
   const notes = h("div");
@@ -16,7 +16,7 @@ export function exportForm(run) {
   const draw = () => fill(run, field.value, text, notes, copy, said);
   field.addEventListener("change", draw);
   copy.addEventListener("click", async () => put(said, await copied(text)));
-  draw();
+  await draw();
   return h("div", { class: "export" }, h("h3", {}, "Export"), h("div", { class: "line" }, node, copy, said), text, notes);
 }
 

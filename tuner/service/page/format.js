@@ -49,6 +49,11 @@ export function threshold(value) {
   return value === 0 ? "never speculate" : String(value);
 }
 
+/** A server's threshold in words; one that counts no steps has none. */
+export function policy(server) {
+  return server.threshold === null && !Number.isInteger(server.steps_on) ? NONE : threshold(server.threshold);
+}
+
 /** An interval of thresholds in words. */
 export function span(low, high) {
   if (low === high) return threshold(low);

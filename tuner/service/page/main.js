@@ -48,12 +48,15 @@ async function route() {
 async function show(view, names, signal) {
   const root = h("div", { class: "view" }, h("p", { class: "dim" }, "Loading …"));
   replace(main, root);
+  main.setAttribute("aria-busy", "true");
   try {
     await view(root, signal, ...names);
   } catch (error) {
     if (!signal.aborted) replace(root, failed(error));
   }
-  if (!signal.aborted) focusHeading(root);
+  if (signal.aborted) return;
+  main.setAttribute("aria-busy", "false");
+  focusHeading(root);
 }
 
 /** Whoever uses a screen reader or the keyboard starts at the heading of the new view, but is never torn out of a field. */

@@ -24,10 +24,10 @@ export function select(id, label, options, chosen) {
   return { node: h("div", { class: "field" }, h("label", { for: id }, label), field), field };
 }
 
-/** A text field with a label and, below it, what it means. */
+/** A text field with a label and what it means. */
 export function input(id, label, attributes = {}, hint = "") {
   const field = h("input", { id, autocomplete: "off", "aria-describedby": hint ? `${id}-hint` : null, ...attributes });
-  const node = h("div", { class: "field" }, h("label", { for: id }, label), field, hint ? h("small", { id: `${id}-hint` }, hint) : null);
+  const node = h("div", { class: "field" }, h("label", { for: id }, label), hint ? h("small", { id: `${id}-hint` }, hint) : null, field);
   return { node, field };
 }
 

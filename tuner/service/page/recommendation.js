@@ -2,22 +2,26 @@
 
 import { get, post } from "./api.js";
 import { applyForm } from "./apply.js";
-import { busy, facts, failed, h, replace } from "./dom.js";
+import { busy, facts, failed, h } from "./dom.js";
 import { exportForm } from "./exports.js";
 import { ms, number, percent, shape, span, threshold } from "./format.js";
 
 const KEYS = ["recommended", "confidence", "rejected", "would_change"];
 
-/** Fill a section with the recommendation of a run, or with the button that works it out; `shown` says what is there. */
-export async function recommendation(section, name, shown, signal) {
+/**
+ * The recommendation of a run, or the button that works it out, as nodes; null where nothing changed.
+ *
+ * @param shown what is there already, by part of the view
+ * @param draw draws the view again
+ */
+export async function recommendation(name, shown, signal, draw) {
   const found = await get("runs", name, "recommendation").catch((error) => error);
   const text = found instanceof Error ? found.message : JSON.stringify(found);
-  if (signal.aborted || shown.recommendation === text) return;
+  if (shown.recommendation === text) return null;
   shown.recommendation = text;
-  const again = (words) => afresh(words, name, () => recommendation(section, name, shown, signal));
-  if (!(found instanceof Error)) replace(section, answer(found), use(name, found, signal), again("Work it out again"));
-  else if (found.status === 404) replace(section, h("p", { class: "dim" }, "No recommendation yet."), again("Work out the recommendation"));
-  else replace(section, failed(found));
+  if (!(found instanceof Error)) return [answer(found), await use(name, found, signal), afresh("Work it out again", name, draw)];
+  if (found.status !== 404) return [failed(found)];
+  return [h("p", { class: "dim" }, "No recommendation yet."), afresh("Work out the recommendation", name, draw)];
 }
 
 /** The sentences by what they say; a service may give them as a list in that order. */
@@ -58,8 +62,8 @@ function figures(found) {
   return facts(rows);
 }
 
-function use(name, found, signal) {
-  return h("div", { class: "use" }, applyForm(name, found, signal), exportForm(name));
+async function use(name, found, signal) {
+  return h("div", { class: "use" }, applyForm(name, found, signal), await exportForm(name));
 }
 
 function afresh(words, name, draw) {

@@ -21,7 +21,7 @@ export async function run(root, signal, name) {
     h("div", { class: "head" }, h("h1", {}, name, " ", badge(found.source)), links(name)),
     banner(found.source), about(found, points), running.node, parts.answer, parts.curves, parts.levels, measured(found));
   const shown = {};
-  const draw = () => drawRun(name, parts, points, shown, signal);
+  const draw = () => drawRun(name, parts, points, shown, signal, draw);
   follow(["job"], signal, running.draw);
   follow(["run"], signal, onceAtATime((kind, changed) => (!changed || changed.name === name ? draw() : null)));
   running.draw();
@@ -45,9 +45,11 @@ function onceAtATime(work) {
 }
 
 /** Draw what changed; `shown` remembers what is there, because a view that is built anew loses what a reader chose. */
-async function drawRun(name, parts, points, shown, signal) {
-  const [rows, lines] = await Promise.allSettled([get("runs", name, "levels"), get("runs", name, "curves")]);
+async function drawRun(name, parts, points, shown, signal, draw) {
+  // All is there before anything is drawn: what comes later would push away what a reader is about to click.
+  const [rows, lines, advice] = await Promise.allSettled([get("runs", name, "levels"), get("runs", name, "curves"), recommendation(name, shown, signal, draw)]);
   if (signal.aborted) return;
+  if (advice.value) replace(parts.answer, advice.value);
   const summary = known.run.get(name);
   put(points, summary ? `${summary.points_done} of ${summary.points_planned ?? "?"} points, ${summary.usable ?? "?"} usable` : "");
   if (lines.reason) replace(parts.curves, h("h2", {}, "Curves"), failed(lines.reason));
@@ -59,7 +61,6 @@ async function drawRun(name, parts, points, shown, signal) {
     const open = parts.levels.querySelector("details")?.open ?? false;
     replace(parts.levels, ...levelTable(rows.value.levels, open));
   }
-  await recommendation(parts.answer, name, shown, signal);
 }
 
 function changed(shown, part, value) {

@@ -1,10 +1,11 @@
 /** Registered servers with their live state; one server with its autopilot and every move that was made. */
 
 import { get, post, remove } from "./api.js";
+import { ask } from "./apply.js";
 import { autopilot, auditTable } from "./autopilot.js";
 import { confirm } from "./dialog.js";
 import { busy, h, keyed, put, replace } from "./dom.js";
-import { figure, number, threshold, when } from "./format.js";
+import { figure, number, policy, when } from "./format.js";
 import { input, state, to } from "./parts.js";
 import { follow, known, learn, loaded, refresh } from "./store.js";
 
@@ -31,11 +32,6 @@ const LIVE = {
   autopilot: (server) => AUTOPILOT[server.autopilot?.state] ?? "–",
 };
 
-/** The threshold in words; a server that counts no steps has none. */
-export function policy(server) {
-  return server.threshold === null && !Number.isInteger(server.steps_on) ? "–" : threshold(server.threshold);
-}
-
 /** Show all servers, and the form that registers one. */
 export async function servers(root, signal) {
   await loaded();
@@ -61,7 +57,7 @@ export async function server(root, signal, name) {
   const pilot = autopilot(name);
   const audit = h("div");
   const drop = h("button", { type: "button", onclick: () => askToDrop(name) }, "Remove from the registry …");
-  replace(root, h("h1", {}, name), live.node, pilot.node, h("section", {}, h("h2", {}, "Moves"), audit),
+  replace(root, h("h1", {}, name), live.node, byHand(name), pilot.node, h("section", {}, h("h2", {}, "Moves"), audit),
     h("section", {}, h("h2", {}, "Registry"), h("p", { class: "dim" }, "Removing it here does nothing to the server itself."), drop));
   let lastMove = null;
   const draw = async (_, changed) => {
@@ -77,6 +73,19 @@ export async function server(root, signal, name) {
   };
   follow(["server"], signal, draw);
   await draw("server", null);
+}
+
+/** A threshold that a person knows better: the same question and read-back as for a recommendation. */
+function byHand(name) {
+  const field = input("hand-threshold", "Threshold", { type: "number", min: 0, max: 4096, placeholder: "never disable" }, "largest decode batch that speculates; 0 never speculates, empty never disables");
+  const problem = h("div", { "aria-live": "polite" });
+  const form = h("form", { class: "line" }, field.node, h("button", { type: "submit" }, "Set …"));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const wanted = field.field.value === "" ? null : Number(field.field.value);
+    ask({ threshold: wanted }, { threshold: wanted }, name, problem);
+  });
+  return h("section", {}, h("h2", {}, "Set by hand"), form, problem);
 }
 
 async function drawAudit(audit, name, signal) {

@@ -3,7 +3,7 @@
  * or the connection was lost. Views subscribe; nothing polls.
  */
 
-import { get } from "./api.js";
+import { get, path } from "./api.js";
 
 const RETRY_MS = 3000;
 const KINDS = { job: "id", server: "name", run: "name" };
@@ -65,7 +65,7 @@ export function learn(kind, item) {
 
 /** Open the stream of events, and open it again whenever it ends. */
 export function connect() {
-  const stream = new EventSource("/api/v1/events");
+  const stream = new EventSource(path("events"));
   stream.addEventListener("open", () => {
     setLink(true);
     refresh().catch(() => {});
