@@ -18,6 +18,7 @@ from harness.records import LevelRow, Variant
 from patched_worker.policy import Policy
 from tuner import objective
 from tuner.curves import Pivot, pivot
+from tuner.hysteresis import Ranked
 from tuner.levels import usable
 from tuner.objective import Curves
 from tuner.replicas import next_round, sharp
@@ -69,6 +70,7 @@ class Found(msgspec.Struct, frozen=True):
         confirmed: (gain, standard error) of a last live measurement of what is kept against what its curves promise,
             in log score; None where the budget did not reach for it.
         reason: what ended the search: sharp, trials, budget.
+        hysteresis: how resume points and dwells were ranked; None where they were not.
     """
 
     threshold: int | None
@@ -77,6 +79,7 @@ class Found(msgspec.Struct, frozen=True):
     beaten: bool
     confirmed: tuple[float, float] | None
     reason: str
+    hysteresis: Ranked | None = None
 
 
 def search(
