@@ -13,14 +13,22 @@ the batch hovers around loses up to flap_cost of the throughput.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from scipy import stats
 
+from harness.openload import Arrivals
 from harness.records import LevelRow, Variant
+from harness.sim.engine import Engine
+from harness.sim.noise import Noise
+from harness.sim.predict import make_engine
+from harness.sim.preset import Preset
+from harness.sim.progress import Request
 from patched_worker.policy import Policy
 
 CONCURRENCY = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -131,6 +139,62 @@ class Machine:
             self._factor[variant] = math.exp(self.world.noise_run * self._rng.standard_normal())
         self._measured[variant] = count + 1
         return self._factor[variant]
+
+
+class OpenMachine:
+    """A preset's patched server under open-loop load, on the virtual clock, as the tuner sees it.
+
+    Args:
+        preset: the truth, switching cost and all.
+        noise: of step times; drawn anew at each point, as a machine's is.
+        seed: of it.
+        lengths: prompt and output tokens of every request.
+        window_s: seconds measured, after as many seconds of warm-up as `warmup_s`.
+    """
+
+    def __init__(
+        self,
+        preset: Preset,
+        noise: Noise,
+        seed: int,
+        lengths: tuple[int, int] = (128, 128),
+        window_s: float = 20.0,
+        warmup_s: float = 5.0,
+    ) -> None:
+        self.preset = preset
+        self.noise = noise
+        self.points = 0
+        self.lengths = lengths
+        self.window = (warmup_s, warmup_s + window_s)
+        self._rng = np.random.default_rng(seed)
+
+    def measure(self, policy: Policy, arrivals: Arrivals, seed: int, number: int) -> LevelRow:
+        """One point: `seed` draws the arrivals, `number` is the row's repeat."""
+        self.points += 1
+        engine = make_engine(self.preset, "dynamic", policy, int(self._rng.integers(2**31)), self.noise)
+        requests = self._serve(engine, arrivals.due_s(seed))
+        start_s, end_s = self.window
+        stays = [min(r.finished_s or end_s, end_s) - max(r.sent_s, start_s) for r in requests]
+        return LevelRow(
+            variant="dynamic",
+            concurrency=self.preset.limits.max_running_requests,
+            repeat=number,
+            status="done",
+            verdict="ok",
+            in_flight_mean=sum(max(stay, 0.0) for stay in stays) / (end_s - start_s),
+            switches=engine.counters.switches,
+        )
+
+    def _serve(self, engine: Engine, due_s: Iterator[float]) -> list[Request]:
+        sent = []
+        for index, at_s in enumerate(takewhile(lambda at_s: at_s < self.window[1], due_s)):
+            while engine.ready_s is not None and engine.now_s < at_s:
+                engine.step()
+            sent.append(Request(str(index), *self.lengths, sent_s=at_s))
+            engine.submit(sent[-1])
+        while engine.ready_s is not None and engine.now_s < self.window[1]:
+            engine.step()
+        return sent
 
 
 def read_worlds(file: Path) -> list[World]:

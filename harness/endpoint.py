@@ -23,15 +23,11 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.errors import UserError
-from patched_worker.policy import NEVER_DISABLE, Policy
+from patched_worker.policy import DWELL_KEY, NEVER_DISABLE, RESUME_KEY, RUNGS_KEY, THRESHOLD_KEY, Policy, to_wire
 
 MAX_BODY_BYTES = 32 * 2**20
 CONTROL_TIMEOUT_S = 20.0
-POLICY_KEYS = {
-    "threshold": "speculative_disable_batch_threshold",
-    "resume_at": "speculative_resume_batch_threshold",
-    "min_dwell": "speculative_min_dwell_steps",
-}
+POLICY_KEYS = {"threshold": THRESHOLD_KEY, "resume_at": RESUME_KEY, "min_dwell": DWELL_KEY}
 
 
 class _Status(OSError):
@@ -120,23 +116,28 @@ class Endpoint:
         Raises:
             UserError: the server is not patched, refused the values, or does not report them.
         """
-        threshold = NEVER_DISABLE if policy.threshold is None else policy.threshold
-        values: dict[str, int] = {POLICY_KEYS["threshold"]: threshold, POLICY_KEYS["min_dwell"]: policy.min_dwell}
-        if policy.threshold and policy.resume_at:
-            values[POLICY_KEYS["resume_at"]] = policy.resume_at
-        expected = {name: values[key] for name, key in POLICY_KEYS.items() if key in values}
+        try:
+            values = to_wire(policy)
+        except ValueError as error:
+            raise UserError(f"this policy cannot be set live: {error}; start the server with it") from error
+        expected: dict[str, Any] = {name: values[key] for name, key in POLICY_KEYS.items() if key in values}
+        if RUNGS_KEY in values:
+            expected["policy_id"] = policy.policy_id  # names every number of every rung
+        elif expected["resume_at"] == NEVER_DISABLE:
+            del expected["resume_at"]
+        kind = "ladder" if RUNGS_KEY in values else "threshold"
         body = json.dumps({"server_args": values}).encode()
         try:
             self._request("/set_internal_state", method="POST", body=body, admin=True)
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.public_url} did not take the threshold: {error}") from error
+            raise UserError(f"{self.public_url} did not take the {kind}: {error}") from error
         block = specpivot_block(self.server_info())
         if block is None:
             raise UserError(f"{self.public_url} is no patched server; start it with `python -m patched_worker`")
-        if block.get("threshold") != threshold or any(block.get(name, sent) != sent for name, sent in expected.items()):
-            shown = {name: block.get(name) for name in POLICY_KEYS}
-            reason = block.get("last_error") or f"it reports {shown}"
-            raise UserError(f"{self.public_url} refused threshold {threshold}: {reason}")
+        must_show = {"threshold", "policy_id"} & expected.keys()
+        if any(block.get(name, None if name in must_show else sent) != sent for name, sent in expected.items()):
+            reason = block.get("last_error") or f"it reports { {name: block.get(name) for name in expected} }"
+            raise UserError(f"{self.public_url} refused {kind} {expected.get(kind, policy.policy_id)}: {reason}")
         return block
 
     def wait_idle(self, timeout_s: float) -> bool | None:

@@ -15,14 +15,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from patched_worker.policy import NEVER_DISABLE, Gate, Policy
+from patched_worker.policy import WIRE_KEYS, Gate, Policy, unservable, updated
+from patched_worker.settings import Refusal
 
 logger = logging.getLogger(__name__)
 
-THRESHOLD_KEY = "speculative_disable_batch_threshold"
-RESUME_KEY = "speculative_resume_batch_threshold"
-DWELL_KEY = "speculative_min_dwell_steps"
-KEYS = frozenset({THRESHOLD_KEY, RESUME_KEY, DWELL_KEY})
+KEYS = WIRE_KEYS
 
 ON, OFF = "on", "off"
 
@@ -83,9 +81,14 @@ class Control:
         policy: the rule at start.
         num_steps: the server's `--speculative-num-steps`.
         identity: which worker this is.
+
+    Raises:
+        Refusal: the rule asks for other draft steps than the server's.
     """
 
     def __init__(self, policy: Policy, num_steps: int, identity: Identity) -> None:
+        if problem := unservable(policy, num_steps):
+            raise Refusal(f"speculative-policy-file: {problem}; give a ladder of its own steps, or one threshold")
         self.identity = identity
         self.num_steps = num_steps
         self.gate = Gate(policy, num_steps)
@@ -172,13 +175,13 @@ class Control:
     # ---- read and set
 
     def prepare(self, update: Mapping[str, object]) -> Policy | None:
-        """The policy that an update of KEYS would make; None if it is refused, with the reason in `last_error`.
-
-        A new threshold without a resume value takes that threshold's default; the dwell stays unless given.
-        """
+        """The policy that an update of KEYS would make; None if it is refused, with the reason in `last_error`."""
         try:
-            return self._updated(update)
-        except ValueError as error:
+            policy = updated(self.gate.policy, update)
+            if problem := unservable(policy, self.num_steps):
+                raise ValueError(problem)
+            return policy
+        except (ValueError, OverflowError) as error:
             self.last_error = f"refused {dict(update)}: {error}"
             logger.warning("specpivot: %s", self.last_error)
             return None
@@ -189,23 +192,6 @@ class Control:
         self.last_error = None
         logger.info("specpivot: policy %s, threshold %s", policy.policy_id, policy.threshold)
 
-    def _updated(self, update: Mapping[str, object]) -> Policy:
-        unknown = set(update) - KEYS
-        if unknown:
-            raise ValueError(f"unknown keys {sorted(unknown)}")
-        policy = self.gate.policy
-        threshold, resume_at, dwell = policy.threshold, policy.resume_at or None, policy.min_dwell
-        if THRESHOLD_KEY in update:
-            number = _whole_number(THRESHOLD_KEY, update[THRESHOLD_KEY])
-            threshold, resume_at = None if number == NEVER_DISABLE else number, None
-        if RESUME_KEY in update:
-            resume_at = _whole_number(RESUME_KEY, update[RESUME_KEY])
-            if resume_at == NEVER_DISABLE:
-                resume_at = None
-        if DWELL_KEY in update:
-            dwell = _whole_number(DWELL_KEY, update[DWELL_KEY])
-        return Policy.from_threshold(threshold, resume_at, dwell)
-
     def snapshot(self) -> dict[str, object]:
         """The `specpivot` block of /server_info, without `ranks_agree`, which takes all ranks to know."""
         policy = self.gate.policy
@@ -215,6 +201,7 @@ class Control:
             "threshold": policy.threshold,
             "resume_at": policy.resume_at,
             "min_dwell": policy.min_dwell,
+            "rungs": [asdict(rung) for rung in policy.rungs],
             "policy_id": policy.policy_id,
             "last_error": self.last_error,
             "steps_on": self._steps(ON),
@@ -238,9 +225,3 @@ class Control:
 
     def _steps(self, state: str) -> int:
         return sum(tally.steps for (_, key), tally in self._tallies.items() if key == state)
-
-
-def _whole_number(key: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
-        raise ValueError(f"{key} is {value!r}; give a whole number, {NEVER_DISABLE} for never")
-    return int(value)

@@ -13,10 +13,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 DEFAULT_MIN_DWELL_STEPS = 16
 NEVER_DISABLE = -1  # the wire's word for "no threshold": newer SGLang releases take only numbers there
+
+# Keys of POST /set_internal_state. A ladder is a count and four numbers per rung, counted from 1; -1 is None.
+THRESHOLD_KEY = "speculative_disable_batch_threshold"
+RESUME_KEY = "speculative_resume_batch_threshold"
+DWELL_KEY = "speculative_min_dwell_steps"
+RUNGS_KEY = "speculative_ladder_rungs"
+MAX_RUNGS = 8
+RUNG_FIELDS = ("threshold", "resume_at", "num_steps", "max_mean_context")
 
 
 def default_resume_at(threshold: int) -> int:
@@ -126,6 +135,94 @@ class Policy:
         """The same policy with every rung's draft steps given, for a server whose number of steps is known."""
         rungs = (r if r.num_steps is not None else replace(r, num_steps=num_steps) for r in self.rungs)
         return replace(self, rungs=tuple(rungs))
+
+
+def rung_key(number: int, field: str) -> str:
+    """The wire's key of one field of a rung; `number` counts from 1."""
+    return f"speculative_rung_{number}_{field}"
+
+
+LADDER_KEYS = frozenset({RUNGS_KEY, *(rung_key(n, f) for n in range(1, MAX_RUNGS + 1) for f in RUNG_FIELDS)})
+WIRE_KEYS = frozenset({THRESHOLD_KEY, RESUME_KEY, DWELL_KEY}) | LADDER_KEYS
+
+
+def to_wire(policy: Policy) -> dict[str, int]:
+    """A policy as the numbers that /set_internal_state takes; `updated` reads them.
+
+    Raises:
+        ValueError: it has more rungs than the wire.
+    """
+    rungs, dwell = policy.rungs, {DWELL_KEY: policy.min_dwell}
+    if not rungs or rungs == (Rung(rungs[0].threshold, rungs[0].resume_at),):
+        numbers = {THRESHOLD_KEY: policy.threshold, RESUME_KEY: policy.resume_at or None}
+        return {key: _or_never(value) for key, value in numbers.items()} | dwell
+    if len(rungs) > MAX_RUNGS:
+        raise ValueError(f"a ladder has {len(rungs)} rungs; at most {MAX_RUNGS} can be set")
+    fields = {rung_key(n, f): _or_never(getattr(rung, f)) for n, rung in enumerate(rungs, 1) for f in RUNG_FIELDS}
+    return {RUNGS_KEY: len(rungs)} | fields | dwell
+
+
+def updated(policy: Policy, update: Mapping[str, object]) -> Policy:
+    """The policy after an update on the wire.
+
+    A new threshold without a resume value takes that threshold's default, a ladder replaces all rungs, and the dwell
+    stays unless given.
+
+    Raises:
+        ValueError: an unknown key, an unfit value, or a threshold beside a ladder.
+    """
+    numbers = {key: _whole_number(key, value) for key, value in update.items()}
+    if unknown := sorted(numbers.keys() - WIRE_KEYS):
+        raise ValueError(f"unknown keys {unknown}")
+    dwell = numbers.pop(DWELL_KEY, policy.min_dwell)
+    if RUNGS_KEY in numbers:
+        return Policy(_rungs(numbers), dwell)
+    if numbers.keys() & LADDER_KEYS:
+        raise ValueError(f"rungs without their number; give {RUNGS_KEY} too")
+    if not numbers:
+        return replace(policy, min_dwell=dwell)
+    threshold, resume_at = policy.threshold, policy.resume_at or None
+    if THRESHOLD_KEY in numbers:
+        threshold, resume_at = _or_none(numbers[THRESHOLD_KEY]), None
+    return Policy.from_threshold(threshold, _or_none(numbers.get(RESUME_KEY, _or_never(resume_at))), dwell)
+
+
+def unservable(policy: Policy, num_steps: int) -> str | None:
+    """Why a server cannot follow a policy; None where it can.
+
+    Args:
+        policy: the rule.
+        num_steps: draft steps of a server that drafts these or none.
+    """
+    other = sorted({r.num_steps for r in policy.rungs if r.num_steps is not None} - {0, num_steps})
+    return f"this server drafts {num_steps} steps or none, the ladder asks for {other}" if other else None
+
+
+def _rungs(numbers: Mapping[str, int]) -> tuple[Rung, ...]:
+    count = numbers[RUNGS_KEY]
+    wanted = {rung_key(n, field) for n in range(1, min(count, MAX_RUNGS) + 1) for field in RUNG_FIELDS}
+    if not 0 <= count <= MAX_RUNGS or numbers.keys() != {RUNGS_KEY, *wanted}:
+        raise ValueError(
+            f"a ladder of {count} rungs; give 0 to {MAX_RUNGS}, and for each of them, from 1 on,"
+            f" {', '.join(rung_key(1, field) for field in RUNG_FIELDS)}, and no threshold beside it"
+        )
+    return tuple(
+        Rung(**{field: _or_none(numbers[rung_key(n, field)]) for field in RUNG_FIELDS}) for n in range(1, count + 1)
+    )
+
+
+def _or_never(value: int | None) -> int:
+    return NEVER_DISABLE if value is None else value
+
+
+def _or_none(number: int) -> int | None:
+    return None if number == NEVER_DISABLE else number
+
+
+def _whole_number(key: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        raise ValueError(f"{key} is {value!r}; give a whole number, {NEVER_DISABLE} for never")
+    return int(value)
 
 
 def _check(rung: Rung) -> None:

@@ -14,8 +14,7 @@ import threading
 import urllib.request
 from typing import Any
 
-from patched_worker.control import DWELL_KEY, RESUME_KEY, THRESHOLD_KEY
-from patched_worker.policy import NEVER_DISABLE, Policy
+from patched_worker.policy import DWELL_KEY, NEVER_DISABLE, RESUME_KEY, THRESHOLD_KEY, Policy
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from patched_worker.policy import NEVER_DISABLE, Policy
+from patched_worker.policy import DEFAULT_MIN_DWELL_STEPS, NEVER_DISABLE, Policy, Rung
 
 THRESHOLD = "SPECPIVOT_DISABLE_BATCH_THRESHOLD"
 RESUME_AT = "SPECPIVOT_RESUME_BATCH_THRESHOLD"
@@ -78,15 +78,18 @@ def threshold_from_text(text: str) -> int | None:
 
 
 def policy_from_file(path: Path) -> Policy:
-    """The one-threshold policy of a recommendation.json.
+    """The policy of a recommendation.json: its ladder where it has one, else its threshold.
 
     Raises:
         Refusal: the file is missing, is not JSON, or lacks `threshold`.
     """
     try:
         document = json.loads(path.read_text())
+        if document.get("ladder"):
+            rungs = tuple(Rung(**rung) for rung in document["ladder"])
+            return Policy(rungs, document.get("min_dwell_steps", DEFAULT_MIN_DWELL_STEPS))
         return Policy.from_threshold(document["threshold"], document.get("resume_at"), document.get("min_dwell_steps"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Refusal(
             f"policy file {path}: {error!r}; give a recommendation.json that `specpivot tune` wrote"
         ) from error

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from tuner.knobs import Search
 from tuner.recommend import Objective, Recommendation
 
 
@@ -20,6 +21,7 @@ class TuneOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         weights: traffic histogram.
         storage: URL of a storage that several tuners share; None keeps the study in the run folder.
         study: name of the study, equal for all who share it.
+        search: knobs beside the threshold, see knobs.parse_search.
     """
 
     budget_s: float = 1200.0
@@ -29,6 +31,7 @@ class TuneOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: dict[int, float] | None = None
     storage: str | None = None
     study: str = "specpivot"
+    search: Search = {}
 
 
 class TuneOutcome(msgspec.Struct, frozen=True):

@@ -12,9 +12,12 @@ from harness.errors import UserError
 from harness.sweep import point_seconds
 from harness.variants import server_plans
 from tuner.asked import TuneOptions
+from tuner.hysteresis import FEWEST_ROUNDS, MOST_ROUNDS, WAVES, points_needed
+from tuner.knobs import HYSTERESIS, ranks_hysteresis
 
 START_S = {"model": 120.0, "sim": 6.0, "attach": 0.0}  # until servers are up and warm, first time on a machine
 FINISH_S, FINISH_SHARE = 10.0, 0.05  # kept for stopping servers, intervals and plots
+HYSTERESIS_WORDS = {"resume_at": "resume points", "min_dwell": "dwells"}
 
 
 class Budget:
@@ -60,13 +63,14 @@ def check_budget(config: SweepConfig, options: TuneOptions) -> None:
         UserError: naming the budget that it takes.
     """
     points = len(config.variants) * len(config.concurrency)
-    need_s = points * point_seconds(config)
+    least = points + (points_needed(2) if ranks_hysteresis(options.search) else 0)
+    need_s = least * point_seconds(config)
     start_s = _start_s(config)
     if options.budget_s < need_s + start_s:
         raise UserError(
-            f"--budget of {minutes(options.budget_s)} is too short: one pass over the levels takes {points} points,"
-            f" {minutes(need_s)}, and the servers {minutes(start_s)} to start; give more, fewer --concurrency levels or"
-            " a shorter --duration"
+            f"--budget of {minutes(options.budget_s)} is too short: one pass over the levels"
+            f"{' and two rules under waves' if least > points else ''} takes {least} points, {minutes(need_s)}, and the"
+            f" servers {minutes(start_s)} to start; give more, fewer --concurrency levels or a shorter --duration"
         )
 
 
@@ -76,12 +80,19 @@ def plan(config: SweepConfig, options: TuneOptions) -> list[str]:
     total = int((options.budget_s - _start_s(config)) / point_seconds(config))
     starts = 0 if config.attach else len(server_plans(config))
     began = f"{starts} server starts (about {minutes(_start_s(config))} in all)" if starts else "no server start"
-    return [
+    lines = [
         f"plan: {began} and up to {total} points of {point_seconds(config):.0f} s, in {minutes(options.budget_s)}",
         f"  {first} points: one pass over {len(config.concurrency)} levels of {', '.join(config.variants)}",
         "  then replicas of eagle3 and forced_off around the pivot, until it is sharp",
         f"  then up to {options.trials} thresholds live, and {len(config.concurrency)} points to confirm what is kept",
     ]
+    if ranks_hysteresis(options.search):
+        words = " and ".join(HYSTERESIS_WORDS[knob] for knob in HYSTERESIS if knob in options.search)
+        lines.append(
+            f"  then up to {options.trials} other {words} under ramps and bursts, in {FEWEST_ROUNDS} to {MOST_ROUNDS}"
+            f" rounds of {len(WAVES)} points each"
+        )
+    return lines
 
 
 def kind_of(config: SweepConfig) -> str:

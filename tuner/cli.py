@@ -102,18 +102,18 @@ def apply_command(
     api_key: Annotated[str | None, typer.Option(envvar="SPECPIVOT_API_KEY", help="bearer token")] = None,
     admin_api_key: Annotated[str | None, typer.Option(envvar="SPECPIVOT_ADMIN_API_KEY")] = None,
 ) -> None:
-    """Set the recommended threshold on a running patched server and read it back."""
+    """Set the recommended threshold or ladder on a running patched server and read it back."""
     folder = RunFolder(run)
     found = read(folder)
     endpoint = Endpoint(check_url(url), api_key, admin_api_key)
-    if found.ladder:
-        raise UserError("a ladder cannot be set live; start the server with --speculative-policy-file")
     simulated = (endpoint.server_info() or {}).get("simulation")
     if found.source == "simulated" and not simulated:
         console().print("warning: this threshold comes from a simulated server", style="bold red")
     block = endpoint.set_policy(found.policy)
-    shown = {key: block.get(key) for key in ("threshold", "resume_at", "min_dwell", "policy_id", "worker")}
-    console().print(f"{endpoint.public_url} now holds {name(found.threshold)}", soft_wrap=True, markup=False)
+    read_back = ("threshold", "resume_at", "min_dwell", *(("rungs",) if found.ladder else ()), "policy_id", "worker")
+    shown = {key: block.get(key) for key in read_back}
+    held = f"a ladder of {len(found.ladder)} rungs" if found.ladder else name(found.threshold)
+    console().print(f"{endpoint.public_url} now holds {held}", soft_wrap=True, markup=False)
     last_line({"url": endpoint.public_url, "run": folder.path.name, **shown})
 
 

@@ -10,6 +10,7 @@ import msgspec
 from harness.runfolder import RunFolder
 from patched_worker.policy import default_resume_at
 from tuner import objective
+from tuner.hysteresis import in_words
 from tuner.recommend import Analysis, Objective, Recommendation, build, effective
 from tuner.search import Found
 from tuner.study import Trial
@@ -38,12 +39,28 @@ def tuned(
     made = build(run, Analysis(found.fit, curves), slack, aim, seed, len(found.trials))
     if aim == "score" and found.beaten:
         made = _moved(run, made, curves, found, slack, seed)
+    made = _with_hysteresis(made, found)
     words = made.words | {"rejected": f"{made.words['rejected']} {trials_in_words(found)}".strip()}
     return msgspec.structs.replace(
         made,
         words=words,
         warnings=made.warnings + _shortfall(found),
         evidence=made.evidence | {"ended": found.reason, "confirmed": _share(found)},
+    )
+
+
+def _with_hysteresis(made: Recommendation, found: Found) -> Recommendation:
+    """The recommendation with the resume point and dwell that were ranked best for its threshold."""
+    ranked = found.hysteresis
+    if ranked is None or made.threshold != found.threshold or made.ladder:
+        return made
+    return msgspec.structs.replace(
+        made,
+        resume_at=ranked.chosen.resume_at,
+        min_dwell_steps=ranked.chosen.min_dwell,
+        words=made.words | {"hysteresis": in_words(ranked)},
+        evidence=made.evidence
+        | {"hysteresis": [msgspec.structs.asdict(tried) for tried in ranked.tried if tried.rounds]},
     )
 
 
@@ -87,7 +104,7 @@ def _shortfall(found: Found) -> tuple[str, ...]:
     if gain < SHORTFALL and gain < -1.64 * se:
         return (
             f"live, the threshold gave {-math.expm1(gain):.1%} less than the curves promise: switching itself costs"
-            " here; try a larger dwell or a lower resume point",
+            " here; `specpivot tune --search resume_at,min_dwell` ranks other resume points and dwells",
         )
     return ()
 

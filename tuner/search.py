@@ -14,10 +14,12 @@ import msgspec
 import optuna
 from optuna.trial import TrialState
 
+from harness.checks import REMEDIES
 from harness.records import LevelRow, Variant
 from patched_worker.policy import Policy
 from tuner import objective
 from tuner.curves import Pivot, pivot
+from tuner.hysteresis import Ranked
 from tuner.levels import usable
 from tuner.objective import Curves
 from tuner.replicas import next_round, sharp
@@ -69,6 +71,7 @@ class Found(msgspec.Struct, frozen=True):
         confirmed: (gain, standard error) of a last live measurement of what is kept against what its curves promise,
             in log score; None where the budget did not reach for it.
         reason: what ended the search: sharp, trials, budget.
+        hysteresis: how resume points and dwells were ranked; None where they were not.
     """
 
     threshold: int | None
@@ -77,6 +80,7 @@ class Found(msgspec.Struct, frozen=True):
     beaten: bool
     confirmed: tuple[float, float] | None
     reason: str
+    hysteresis: Ranked | None = None
 
 
 def search(
@@ -131,8 +135,11 @@ def replicate(
     Returns:
         The pivot (None where nothing can be fitted), and what ended it.
     """
-    for _ in range(ATTEMPTS):
-        for variant, level, repeat in _missing(aim, rows):
+    for attempt in range(ATTEMPTS):
+        missing = _missing(aim, rows)
+        if attempt and missing:
+            note(_spoilt(missing, rows))
+        for variant, level, repeat in missing:
             if left() < 1:
                 return pivot(rows, aim.reference, aim.seed), "budget"
             rows.append(measure(variant, fixed_policy(variant), level, repeat))
@@ -259,6 +266,13 @@ def _missing(aim: Aim, rows: Iterable[LevelRow]) -> list[tuple[Variant, int, int
         order = [*variants[turn % len(variants) :], *variants[: turn % len(variants)]]
         points += [(variant, level, 1) for variant in order if (variant, level) not in done]
     return points
+
+
+def _spoilt(missing: Sequence[tuple[Variant, int, int]], rows: Iterable[LevelRow]) -> str:
+    """Which points of the first pass are measured again, and what may help."""
+    verdicts = {row.verdict for row in rows if (row.variant, row.concurrency, row.repeat) in missing}
+    told = "; ".join(f"{v}: {REMEDIES[v]}" if v in REMEDIES else v for v in sorted(verdicts))
+    return f"{len(missing)} points were not usable and are measured once more ({told})"
 
 
 def _round(measure: Measure, wanted: Sequence[int], rows: list[LevelRow]) -> list[LevelRow]:

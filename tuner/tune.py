@@ -1,52 +1,26 @@
-"""specpivot tune: the search on real or simulated servers, in one life of the patched server, within a budget.
-
-Thresholds are set live, so the patched server starts once. Everything is in the run folder as it happens: points in
-levels.csv, the study in study.journal, each stage in search_history.jsonl; a tuning that was killed goes on from them.
-"""
+"""specpivot tune: the search on real or simulated servers, within a budget, in a run folder that can be resumed."""
 
 from __future__ import annotations
 
-import socket
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import optuna
 
-from harness.bench import Bench
 from harness.config import SweepConfig
 from harness.errors import UserError
 from harness.load import require_files_for
-from harness.manifest import new_manifest, workload_of
-from harness.records import LevelRow, Manifest, PointKey, Variant, VariantRecord
-from harness.runfolder import RunFolder, RunWriter
-from harness.sweep import Keys, Reporter, interruptible, opened, point_seconds
-from harness.variants import ServerPlan, server_plans
-from harness.workload import WorkloadPlan
-from patched_worker.policy import Policy
+from harness.manifest import new_manifest
+from harness.records import Manifest, Variant
+from harness.runfolder import MANIFEST, RunFolder, RunWriter
+from harness.sweep import Keys, Reporter, interruptible, point_seconds
 from tuner import recommend
 from tuner.asked import TuneOptions, TuneOutcome
-from tuner.budget import Budget, check_budget, minutes, plan, together
+from tuner.budget import Budget, check_budget, plan
 from tuner.outcome import tuned
 from tuner.recommend import Recommendation
-from tuner.search import TRIAL_REPEATS, Aim, Found, search
-from tuner.study import JOURNAL, open_study, storage_of
-
-HISTORY = "search_history.jsonl"
-
-
-class Stopped(Exception):
-    """The person, or the end of the budget, ended the tuning; what was measured is kept."""
-
-
-class SharedRequests(WorkloadPlan, frozen=True):
-    """Request lists that are the same for every trial: differences between thresholds are not those of requests."""
-
-    def requests(self, concurrency: int, repeat: int) -> Iterator[Any]:
-        return super().requests(concurrency, repeat % TRIAL_REPEATS)
+from tuner.session import Session, Stopped, live, note_history
 
 
 def run_tune(
@@ -67,13 +41,14 @@ def run_tune(
     config = tuning_config(config)
     check_budget(config, options)
     require_files_for(config.max_concurrency, config.client_workers)
-    budget = Budget(options.budget_s, point_seconds(config))
+    spent_s = _points_in(out) * point_seconds(config) if resume else 0.0
+    budget = Budget(options.budget_s, point_seconds(config), spent_s)
     manifest = tune_manifest(config, options, command)
-    with RunWriter.resume(out) if resume else RunWriter.create(out, manifest) as writer, interruptible() as stop:
+    with _unchanged(out, manifest) if resume else RunWriter.create(out, manifest) as writer, interruptible() as stop:
         for line in plan(config, options):
             reporter.say(line)
         try:
-            found = _searched(config, options, budget, writer, reporter, keys, stop)
+            found = live(config, writer, Session(options, budget, reporter, keys, command, stop))
         except Stopped:
             return _outcome(writer, None, "interrupted")
     run = RunFolder(out)
@@ -108,103 +83,28 @@ def tune_manifest(config: SweepConfig, options: TuneOptions, command: Sequence[s
     )
 
 
-def note_history(out: Path, kind: str, **what: Any) -> None:
-    """Add a line to search_history.jsonl."""
-    line = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "kind": kind, **what}
-    with (out / HISTORY).open("ab") as history:
-        history.write(msgspec.json.encode(line) + b"\n")
-
-
-def _searched(
-    config: SweepConfig,
-    options: TuneOptions,
-    budget: Budget,
-    writer: RunWriter,
-    reporter: Reporter,
-    keys: Keys,
-    stop: threading.Event,
-) -> Found | None:
-    """Start servers as they fit, and search on them."""
-    rows = list(writer.rows)
-    workload = SharedRequests(**msgspec.structs.asdict(workload_of(config)))
-    aim = Aim(config.concurrency, _reference(config), options.trials, options.slack, options.weights, config.seed)
-    study = open_study(storage_of(options.storage or writer.path / JOURNAL), options.study, config.seed)
-
-    def note(line: str) -> None:
-        note_history(writer.path, "note", line=line)
-        reporter.say(f"{line}  ({minutes(budget.left_s)} of the budget left)")
-
-    for plans in _blocks(config, rows):
-        with opened(config, plans, writer, workload, reporter, keys, stop) as bench:
-            take = _measurer(bench, reporter, budget, stop)
-            if len(plans) == 1 and plans[0].name != "speculative":
-                _reference_block(take, config, plans[0].variants[0], rows)
-                continue
-            _require(bench, writer)
-            reporter.plan(int(budget.left()), budget.left_s)
-            return search(take, aim, study, rows, budget.left, note, _my_name(writer))
-    return None
-
-
-Take = Callable[[Variant, Policy | None, int, int], LevelRow]
-
-
-def _measurer(bench: Bench, reporter: Reporter, budget: Budget, stop: threading.Event) -> Take:
-    def take(variant: Variant, policy: Policy | None, concurrency: int, repeat: int) -> LevelRow:
-        if stop.is_set():
-            raise Stopped
-        key = PointKey(variant, concurrency, repeat)
-        with budget.spending():
-            row = bench.measure(key, policy, lambda seconds: reporter.point(key, seconds))
-        if stop.is_set():
-            raise Stopped
-        reporter.row(row)
-        if row.verdict in ("server_died", "policy_refused"):
-            raise UserError(f"{key}: {row.verdict}; see {bench.writer.path / 'logs'}, then --resume goes on")
-        return row
-
-    return take
-
-
-def _reference_block(take: Take, config: SweepConfig, variant: Variant, rows: list[LevelRow]) -> None:
-    """The reference alone, where its server and the patched one do not fit on the machine together."""
-    done = {row.concurrency for row in rows if row.usable and row.variant == variant}
-    rows.extend(take(variant, None, level, 1) for level in config.concurrency if level not in done)
-
-
-def _blocks(config: SweepConfig, rows: Sequence[LevelRow]) -> list[tuple[ServerPlan, ...]]:
-    """All servers at once where they fit; else the reference first, and the patched server after it."""
-    plans = server_plans(config)
-    if together(config):
-        return [plans]
-    have = {row.concurrency for row in rows if row.usable and row.variant == _reference(config)}
-    return [(plan,) for plan in plans if plan.name == "speculative" or not have >= set(config.concurrency)]
-
-
-def _require(bench: Bench, writer: RunWriter) -> None:
-    """Let the patched server play `dynamic` too.
+def _unchanged(out: Path, now: Manifest) -> RunWriter:
+    """The run to go on with, if it would go on with the same settings and requests.
 
     Raises:
-        UserError: there is no patched server.
+        UserError: it would not.
     """
-    if "forced_off" not in bench.servers:
-        record = writer.manifest.variants.get("forced_off")
-        raise UserError(f"tune needs a patched server: {(record and record.not_run) or 'none is up'}")
-    bench.servers["dynamic"] = bench.servers["forced_off"]
-    played = writer.manifest.variants["forced_off"]
-    record = VariantRecord(played.server_run, played.reference)
-    writer.set_manifest(
-        msgspec.structs.replace(writer.manifest, variants={**writer.manifest.variants, "dynamic": record})
-    )
+    writer = RunWriter.resume(out)
+    then = writer.manifest
+    if now.workload.sha256 != then.workload.sha256:
+        problem = f"other requests than {now.workload.dataset} holds now"
+    elif now.settings != then.settings:
+        names = [n for n in now.settings.__struct_fields__ if getattr(now.settings, n) != getattr(then.settings, n)]
+        problem = f"other settings than its config says now ({', '.join(names)})"
+    else:
+        return writer
+    writer.close()
+    raise UserError(f"{out} was begun with {problem}; restore what was changed, or begin anew with another --out")
 
 
-def _reference(config: SweepConfig) -> Variant | None:
-    return next((v for v in config.variants if v in ("baseline", "baseline_no_overlap")), None)
-
-
-def _my_name(writer: RunWriter) -> str:
-    """This tuner's name among those that share a study: the same after a crash, another on another folder."""
-    return f"{socket.gethostname()}:{writer.path.resolve()}"
+def _points_in(out: Path) -> int:
+    """Points of a tuning, those of runs below it too."""
+    return sum(len(RunFolder(file.parent).levels()) for file in sorted(out.rglob(MANIFEST)))
 
 
 def _outcome(writer: RunWriter, made: Recommendation | None, ended: str) -> TuneOutcome:

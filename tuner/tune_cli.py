@@ -18,10 +18,12 @@ from harness.errors import UserError
 from harness.runfolder import RunFolder
 from harness.sweep import Keys
 from tuner import plots, trial_plots
+from tuner.asked import TuneOptions
+from tuner.knobs import parse_search
 from tuner.recommend import Objective
 from tuner.texts import choice, last_line, share, tell
 from tuner.traffic import weights_from
-from tuner.tune import TuneOptions, run_tune
+from tuner.tune import run_tune
 
 # A tuning decides these itself.
 _NOT_OURS = {"variants", "repeats", "threshold", "resume_at", "min_dwell"}
@@ -59,6 +61,12 @@ def tune(
     objective_name: Annotated[str | None, typer.Option("--objective", help="score or throughput [score]")] = None,
     weights: Annotated[str | None, typer.Option(help="traffic: CSV with concurrency, weight; or a URL")] = None,
     watch: Annotated[float, typer.Option(min=1, help="seconds to watch that server's /metrics")] = 60.0,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            help="what may vary: threshold, resume_at, min_dwell (live); num_steps=1,3,5, topk, draft_tokens (restarts)"
+        ),
+    ] = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage that several tuners share: a URL")] = None,
     study: Annotated[str | None, typer.Option(help="name of the shared study")] = None,
     **flags: Any,
@@ -70,6 +78,7 @@ def tune(
         "slack": share(latency_slack) if latency_slack else None,
         "objective": choice(objective_name, Objective, "--objective") if objective_name else None,
         "weights": weights_from(weights, watch) if weights else None,
+        "search": parse_search(search) if search else None,
         "storage": storage,
         "study": study,
     }

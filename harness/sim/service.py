@@ -14,12 +14,12 @@ from harness.records import Variant
 from harness.sim.exposition import Metrics
 from harness.sim.noise import NO_NOISE, Noise
 from harness.sim.pacing import Clock, Pacer
-from harness.sim.policy_wire import specpivot_block, updated_policy
+from harness.sim.policy_wire import specpivot_block
 from harness.sim.predict import make_engine
 from harness.sim.preset import Preset
 from harness.sim.progress import Request, Step
 from harness.sim.wire import Answer, ChunkRenderer, Words
-from patched_worker.policy import Policy
+from patched_worker.policy import Policy, updated
 
 # A client that reads this slowly gets the tokens of several steps in one chunk, as from SGLang.
 MAX_UNSENT_BYTES = 1 << 20
@@ -152,8 +152,8 @@ class Service:
         if gate is None:
             return not update
         try:
-            policy = updated_policy(gate.policy, update)
-        except ValueError as error:
+            policy = updated(gate.policy, update)
+        except (ValueError, OverflowError) as error:
             self.last_error = f"refused {update}: {error}"
             return False
         self.last_error = None

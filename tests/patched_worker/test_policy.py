@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patched_worker.policy import Gate, Policy, Rung, default_resume_at
+from patched_worker.policy import (
+    RUNGS_KEY,
+    THRESHOLD_KEY,
+    Gate,
+    Policy,
+    Rung,
+    default_resume_at,
+    rung_key,
+    to_wire,
+    updated,
+)
 
 STEPS = 3
 
@@ -158,3 +168,46 @@ def test_resuming_happens_only_at_resume_at_or_below(threshold: int, low: int, b
 def test_ranks_that_see_the_same_batches_decide_alike(batches: list[int], threshold: int | None) -> None:
     """Nothing but the batches and the step count enters a decision."""
     assert decisions(gate(threshold, min_dwell=4), batches) == decisions(gate(threshold, min_dwell=4), batches)
+
+
+LADDERS = [
+    Policy(()),
+    Policy.from_threshold(None),
+    Policy.from_threshold(8, 5, 0),
+    Policy((Rung(4, 3, 5), Rung(16, 12, 3), Rung(64, 48, 1)), 8),
+    Policy((Rung(4, 3, 3, 2000), Rung(4, 3, 1), Rung(None, None, 0))),
+]
+
+
+@pytest.mark.parametrize("policy", LADDERS)
+def test_a_policy_survives_the_wire(policy: Policy) -> None:
+    """Whatever held before, the numbers name the same rule, id and all."""
+    numbers = to_wire(policy)
+    assert all(type(number) is int for number in numbers.values())
+
+    for before in LADDERS:
+        assert updated(before, numbers).policy_id == policy.policy_id
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {RUNGS_KEY: 1},
+        {RUNGS_KEY: -2},
+        {RUNGS_KEY: 10**9},
+        {rung_key(1, "threshold"): 4},
+        to_wire(LADDERS[3]) | {THRESHOLD_KEY: 4},
+        to_wire(LADDERS[3]) | {rung_key(4, "threshold"): 99},
+        to_wire(LADDERS[3]) | {rung_key(1, "threshold"): 20},
+    ],
+)
+def test_half_a_ladder_is_refused(update: dict[str, int]) -> None:
+    """A rung that is missing, of no ladder, beside a threshold, or below the one before it."""
+    with pytest.raises(ValueError, match="rung"):
+        updated(Policy.from_threshold(8), update)
+
+
+def test_more_rungs_than_the_wire_has_cannot_be_set() -> None:
+    """Nine bands are refused, not cut off."""
+    with pytest.raises(ValueError, match="9 rungs; at most 8"):
+        to_wire(Policy(tuple(Rung(n, n, n) for n in range(1, 10))))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from patched_worker import settings
-from patched_worker.policy import Policy
-from patched_worker.settings import Refusal, from_environ, requested
+from patched_worker.policy import Policy, Rung
+from patched_worker.settings import Refusal, from_environ, policy_from_file, requested
 
 
 def test_nothing_is_requested_without_a_policy() -> None:
@@ -54,6 +55,14 @@ def test_policy_file_is_a_recommendation(tmp_path: Path) -> None:
     file.write_text('{"schema": 1, "threshold": 24, "resume_at": 18, "min_dwell_steps": 8, "score": 0.99}')
 
     assert from_environ({settings.POLICY_FILE: str(file)}).policy == Policy.from_threshold(24, 18, 8)
+
+
+def test_policy_file_with_a_ladder_gives_the_ladder(tmp_path: Path) -> None:
+    """Its one threshold is what loses least, not what was recommended."""
+    file = tmp_path / "recommendation.json"
+    ladder = [{"threshold": 2, "resume_at": 1, "num_steps": 0}, {"threshold": 8, "resume_at": 6, "num_steps": None}]
+    file.write_text(json.dumps({"threshold": 8, "resume_at": 6, "min_dwell_steps": 4, "ladder": ladder}))
+    assert policy_from_file(file) == Policy((Rung(2, 1, 0), Rung(8, 6)), 4)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"resume_at": 3}', '{"threshold": -3}', '{"threshold": "8"}'])

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,8 +37,10 @@ from optuna.storages.journal import JournalFileBackend
 storage = optuna.storages.JournalStorage(JournalFileBackend(sys.argv[1]))
 optuna.storages.run_grpc_proxy_server(storage, host="127.0.0.1", port=int(sys.argv[2]))
 """
+# The first live point of each waits for the other's: however unevenly a crowded machine runs them, both have a trial.
 SEARCH = """
 import sys, time
+from pathlib import Path
 from benchmarks.worlds import CONCURRENCY, Machine
 from tests.tuner.test_search import world
 from tuner.search import Aim, search
@@ -45,9 +48,13 @@ from tuner.study import open_study, storage_of
 machine = Machine(world(noise=0.02), seed=ord(sys.argv[3]))
 study = open_study(storage_of(sys.argv[1]), "shared", seed=ord(sys.argv[3]))
 aim = Aim(CONCURRENCY, trials=int(sys.argv[2]))
-def measure(*point):
-    time.sleep(0.02)
-    return machine.measure(*point)
+mine, other = (Path(sys.argv[4], name) for name in (sys.argv[3], {"a": "b", "b": "a"}[sys.argv[3]]))
+def measure(variant, *point):
+    if variant == "dynamic":
+        mine.touch()
+        while not other.exists():
+            time.sleep(0.02)
+    return machine.measure(variant, *point)
 print("ready", flush=True)
 sys.stdin.readline()
 assert search(measure, aim, study, [], lambda: 300 - machine.points, mine=sys.argv[3])
@@ -104,7 +111,7 @@ def tune_twice(storage: str, folder: Path) -> list[dict[str, Any]]:
     """Two tuner processes side by side on one storage; their last lines."""
     preset = slow_preset(folder)
     flags = ["--sim", str(preset), "--concurrency", "1,4,16", "--input-tokens", "16"]
-    flags += ["--output-tokens", "16", "--duration", "2", "--warmup", "1", "--budget", "90s", "--trials", str(TRIALS)]
+    flags += ["--output-tokens", "16", "--duration", "2", "--warmup", "1", "--budget", "150s", "--trials", str(TRIALS)]
     flags += ["--storage", storage, "--study", "shared"]
     tuners = [
         subprocess.Popen(
@@ -131,11 +138,11 @@ def check(storage: Any, trials: int) -> None:
     assert not [trial for trial in study.trials if trial.state == TrialState.RUNNING]
 
 
-def search_twice(storage: str) -> None:
+def search_twice(storage: str, folder: Path) -> None:
     """Two processes that tune worlds of known truth at the same time, on one storage."""
     command = [sys.executable, "-c", SEARCH, storage, str(TRIALS)]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    tuners = [subprocess.Popen([*command, name], cwd=ROOT, text=True, **pipes) for name in "ab"]
+    tuners = [subprocess.Popen([*command, name, str(folder)], cwd=ROOT, text=True, **pipes) for name in "ab"]
     try:
         for tuner in tuners:
             assert tuner.stdout is not None
@@ -156,8 +163,8 @@ def search_twice(storage: str) -> None:
 def test_two_searches_over_postgresql(tmp_path: Path) -> None:
     """A real PostgreSQL, whose tables both make at the same moment."""
     pytest.importorskip("psycopg")
-    with postgresql(tmp_path) as storage:
-        search_twice(storage)
+    with postgresql() as storage:
+        search_twice(storage, tmp_path)
         database = optuna.storages.RDBStorage(storage)
         check(database, TRIALS)
         database.engine.dispose()
@@ -166,7 +173,7 @@ def test_two_searches_over_postgresql(tmp_path: Path) -> None:
 def test_two_searches_over_grpc(tmp_path: Path) -> None:
     """Optuna's storage proxy in front of a journal."""
     with grpc_proxy(tmp_path) as storage:
-        search_twice(storage)
+        search_twice(storage, tmp_path)
         check(storage_of(storage), TRIALS)
 
 
@@ -194,19 +201,23 @@ def grpc_proxy(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def postgresql(folder: Path) -> Iterator[str]:
+def postgresql() -> Iterator[str]:
     """A PostgreSQL server of our own; yields its URL for Optuna."""
     programs = postgres_programs()
     if programs is None:
         lacking("PostgreSQL: apt-get install postgresql, or its programs on PATH")
-    data, port = folder / "data", free_port()
+    # Not in pytest's folder: every pytest of this user that begins meanwhile closes that to others.
+    with tempfile.TemporaryDirectory() as folder:
+        yield from _postgresql(programs, Path(folder) / "data", free_port())
+
+
+def _postgresql(programs: Path, data: Path, port: int) -> Iterator[str]:
     data.mkdir()
     user: dict[str, Any] = {}
     if os.geteuid() == 0:  # PostgreSQL refuses to run as root
         user = {"user": "nobody", "group": "nogroup", "extra_groups": [], "cwd": "/"}
         shutil.chown(data, "nobody", "nogroup")
-        for parent in data.parents[:3]:
-            parent.chmod(0o755)
+        data.parent.chmod(0o755)
     initdb = [str(programs / "initdb"), "-D", str(data), "-U", "tuner", "--auth=trust", "--no-sync"]
     made = subprocess.run(initdb, capture_output=True, text=True, **user)
     assert made.returncode == 0, made.stderr

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import harness.workload
 from benchmarks.worlds import Machine
 from harness.config import SweepConfig, make_config
 from harness.errors import UserError
@@ -20,9 +21,12 @@ from harness.runfolder import RunFolder, RunWriter
 from harness.sweep import Keys
 from patched_worker.policy import Policy
 from tests.tuner.test_search import world
-from tuner import tune
+from tuner import budget, session, tune
+from tuner.asked import TuneOptions, TuneOutcome
+from tuner.hysteresis import Candidate, Wave, design, point_number
+from tuner.knobs import parse_search
 from tuner.recommend import read
-from tuner.tune import TuneOptions, run_tune
+from tuner.tune import run_tune
 from tuner.tune_cli import seconds
 
 CONFIG = make_config({"sim": "any", "concurrency": [1, 2, 4, 8, 16, 32, 64, 128, 256], "duration": 1.0, "warmup": 0.0})
@@ -51,6 +55,7 @@ class FakeBench:
     """Stands in for servers: measures a world, writes rows like the real bench."""
 
     def __init__(self, writer: RunWriter, machine: Machine, on_point: Callable[[int], None]) -> None:
+        self.config = CONFIG
         self.writer = writer
         self.servers: dict[str, Any] = {"baseline": None, "eagle3": None, "forced_off": None}
         self.machine = machine
@@ -90,14 +95,15 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         if points == state["stop_at"]:
             stop.set()
 
-    monkeypatch.setattr(tune, "opened", opened)
-    monkeypatch.setattr(tune, "now_s", lambda: state["clock"])
-    monkeypatch.setattr(tune, "point_seconds", lambda config: 1.0)
+    monkeypatch.setattr(session, "opened", opened)
+    monkeypatch.setattr(budget, "now_s", lambda: state["clock"])
+    for module in (tune, budget):
+        monkeypatch.setattr(module, "point_seconds", lambda config: 1.0)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     return state
 
 
-def run(path: Path, options: TuneOptions, resume: bool = False) -> tuple[tune.TuneOutcome, list[str]]:
+def run(path: Path, options: TuneOptions, resume: bool = False) -> tuple[TuneOutcome, list[str]]:
     reporter = Quiet()
     return run_tune(CONFIG, options, path, ["specpivot", "tune"], reporter, Keys(), resume), reporter.lines
 
@@ -172,6 +178,58 @@ def test_trials_see_the_same_requests(tmp_path: Path, lab: dict[str, Any]) -> No
     first, trial = (next(iter(lab["workload"].requests(4, repeat))) for repeat in (1, 3001))
     other = next(iter(lab["workload"].requests(4, 2)))
     assert first == trial != other
+
+
+def test_hysteresis_is_ranked_where_it_is_asked(
+    tmp_path: Path, lab: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rule that is 10 % better under waves ends up in the recommendation, with its words, its study and the plan."""
+    favoured: list[Candidate] = []
+
+    @contextmanager
+    def wave_bench(bench: Any, waves: object, threshold: int, command: object, stop: object) -> Iterator[Any]:
+        favoured.append(design(threshold, parse_search("resume_at,min_dwell"), 8)[1])
+        with RunWriter.create(tmp_path / "waves", bench.writer.manifest) as writer:
+
+            def measure(policy: Policy, wave: Wave, round_: int, candidate: int) -> LevelRow:
+                row = lab["machine"].measure("dynamic", policy, 64, point_number(wave, round_, candidate))
+                better = (policy.resume_at, policy.min_dwell) == (favoured[0].resume_at, favoured[0].min_dwell)
+                stay = 20 * (0.9 if better else 1.0) * (1 + 0.01 * (candidate % 3 - 1))
+                return msgspec.structs.replace(row, in_flight_mean=stay, switches=3)
+
+            yield FakeBench(writer, lab["machine"], lambda n: None), measure
+
+    monkeypatch.setattr("tuner.waves.wave_bench", wave_bench)
+    monkeypatch.setattr("tuner.waves.waves_around", lambda *about: {})
+    monkeypatch.setattr("tuner.waves.in_words", lambda waves: "waves")
+    outcome, lines = run(tmp_path / "run", TuneOptions(budget_s=400, search=parse_search("resume_at,min_dwell")))
+    made = outcome.recommendation
+    assert made is not None
+    assert (made.resume_at, made.min_dwell_steps) == (favoured[0].resume_at, favoured[0].min_dwell)
+    assert made.words["hysteresis"].startswith(f"Resume at {made.resume_at}")
+    assert made.policy == Policy.from_threshold(made.threshold, made.resume_at, made.min_dwell_steps)
+    assert any("other resume points and dwells under ramps and bursts" in line for line in lines)
+    assert lab["machine"].points <= 400
+    assert read(RunFolder(tmp_path / "run")) == made
+
+
+def test_resumed_with_other_requests_or_settings_is_refused(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """What changed under a tuning would be mixed with what was measured before."""
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"prompt": "one two three"}\n')
+    config = msgspec.structs.replace(CONFIG, dataset=str(data))
+    lab["stop_at"] = 5
+    run_tune(config, TuneOptions(budget_s=90), tmp_path / "run", [], Quiet(), Keys())
+    before = RunFolder(tmp_path / "run").levels()
+
+    changed = msgspec.structs.replace(config, duration_s=2.0)
+    with pytest.raises(UserError, match=r"other settings .*duration_s"):
+        run_tune(changed, TuneOptions(budget_s=90), tmp_path / "run", [], Quiet(), Keys(), resume=True)
+    harness.workload._samples.cache_clear()
+    data.write_text('{"prompt": "four five six"}\n')
+    with pytest.raises(UserError, match=r"other requests than .*data\.jsonl holds now"):
+        run_tune(config, TuneOptions(budget_s=90), tmp_path / "run", [], Quiet(), Keys(), resume=True)
+    assert RunFolder(tmp_path / "run").levels() == before
 
 
 def test_options_survive_in_the_manifest(tmp_path: Path, lab: dict[str, Any]) -> None:

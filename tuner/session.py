@@ -1,0 +1,241 @@
+"""One life of the patched server: what a tuning does between its start and its stop.
+
+Thresholds and hysteresis are set live. Everything is in the run folder as it happens: points in levels.csv, the study
+in study.journal, each stage in search_history.jsonl.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import optuna
+
+from harness.bench import Bench
+from harness.config import SweepConfig
+from harness.errors import UserError
+from harness.manifest import workload_of
+from harness.records import LevelRow, PointKey, Variant, VariantRecord
+from harness.runfolder import RunWriter
+from harness.sweep import Keys, Reporter, opened
+from harness.variants import ServerPlan, server_plans
+from harness.workload import WorkloadPlan
+from patched_worker.policy import Policy
+from tuner import hysteresis, waves
+from tuner.asked import TuneOptions
+from tuner.budget import Budget, minutes, together
+from tuner.hysteresis import Ranked, Wave
+from tuner.knobs import ranks_hysteresis
+from tuner.search import TRIAL_REPEATS, Aim, Found, search
+from tuner.study import JOURNAL, open_study, storage_of
+
+HISTORY = "search_history.jsonl"
+HYSTERESIS_SHARE = 0.4  # of the points that are left after the first pass, at most
+
+
+class Stopped(Exception):
+    """The person, or the end of the budget, ended the tuning; what was measured is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a whole tuning shares, however many servers it starts.
+
+    Attributes:
+        command: the command line, for manifests.
+        stop: set to end the point in progress, and the tuning.
+    """
+
+    options: TuneOptions
+    budget: Budget
+    reporter: Reporter
+    keys: Keys
+    command: Sequence[str]
+    stop: threading.Event
+
+    def point(self, bench: Bench, key: PointKey, measure: Callable[[], LevelRow]) -> LevelRow:
+        """Take one point within the budget.
+
+        Raises:
+            Stopped: before it, or while it ran.
+            UserError: its server died or holds another policy.
+        """
+        if self.stop.is_set():
+            raise Stopped
+        with self.budget.spending():
+            row = measure()
+        if self.stop.is_set():
+            raise Stopped
+        if row.verdict in ("server_died", "policy_refused"):
+            raise UserError(f"{key}: {row.verdict}; see {bench.writer.path / 'logs'}, then --resume goes on")
+        return row
+
+    def note(self, writer: RunWriter, line: str) -> None:
+        """Tell a stage, and how much time is left."""
+        note_history(writer.path, "note", line=line)
+        self.reporter.say(f"{line}  ({minutes(self.budget.left_s)} of the budget left)")
+
+
+class SharedRequests(WorkloadPlan, frozen=True):
+    """Request lists that are the same for every trial: differences between thresholds are not those of requests."""
+
+    def requests(self, concurrency: int, repeat: int) -> Iterator[Any]:
+        return super().requests(concurrency, repeat % TRIAL_REPEATS)
+
+
+def live(config: SweepConfig, writer: RunWriter, session: Session) -> Found | None:
+    """Start servers as they fit, and search on them; None where nothing can be judged.
+
+    Args:
+        config: the sweep that the tuning is made of.
+        writer: its run folder, with what an interrupted tuning has measured.
+        session: the rest.
+    """
+    options, rows = session.options, list(writer.rows)
+    workload = SharedRequests(**msgspec.structs.asdict(workload_of(config)))
+    aim = Aim(config.concurrency, reference_of(config), options.trials, options.slack, options.weights, config.seed)
+    study = open_study(storage_of(options.storage or writer.path / JOURNAL), options.study, config.seed)
+    for plans in _blocks(config, rows):
+        with opened(config, plans, writer, workload, session.reporter, session.keys, session.stop) as bench:
+            take = measurer(bench, session)
+            if len(plans) == 1 and plans[0].name != "speculative":
+                _reference_block(take, config, plans[0].variants[0], rows)
+                continue
+            let_play_dynamic(bench, writer)
+            return _search(bench, aim, study, rows, session)
+    return None
+
+
+def _search(bench: Bench, aim: Aim, study: optuna.Study, rows: list[LevelRow], session: Session) -> Found | None:
+    """The threshold, then (where asked) its hysteresis, on servers that are up."""
+    budget, writer = session.budget, bench.writer
+    session.reporter.plan(int(budget.left()), budget.left_s)
+    kept_back = _kept_back(session.options, budget.left() - _first_pass(bench.config, rows))
+    found = search(
+        measurer(bench, session),
+        aim,
+        study,
+        rows,
+        lambda: budget.left() - kept_back,
+        lambda line: session.note(writer, line),
+        _my_name(writer),
+    )
+    if found is None or not found.threshold or not kept_back:
+        return found
+    return msgspec.structs.replace(found, hysteresis=_hysteresis(bench, found, rows, session))
+
+
+def _hysteresis(bench: Bench, found: Found, rows: Sequence[LevelRow], session: Session) -> Ranked | None:
+    """Rank resume points and dwells of what is kept, under waves on the same servers."""
+    threshold, config = found.threshold, bench.config
+    assert threshold
+    wanted = waves.waves_around(rows, found.fit.off, threshold, config.warmup_s, config.duration_s)
+    session.note(bench.writer, f"resume points and dwells of threshold {threshold}: {waves.in_words(wanted)}")
+    with waves.wave_bench(bench, wanted, threshold, session.command, session.stop) as (under, measure):
+
+        def take(policy: Policy, wave: Wave, round_: int, candidate: int) -> LevelRow:
+            key = PointKey("dynamic", candidate, round_)
+            return session.point(under, key, lambda: measure(policy, wave, round_, candidate))
+
+        ranked = hysteresis.rank(
+            take,
+            threshold,
+            hysteresis.design(threshold, session.options.search, session.options.trials),
+            list(under.writer.rows),
+            session.budget.left,
+            lambda line: session.note(bench.writer, line),
+        )
+    if ranked is None:
+        session.note(bench.writer, "the budget does not reach for ranking them: the default stays")
+        return None
+    study = open_study(storage_of(bench.writer.path / JOURNAL), f"{session.options.study}-hysteresis", config.seed)
+    hysteresis.record(study, ranked, threshold)
+    return ranked
+
+
+def _first_pass(config: SweepConfig, rows: Sequence[LevelRow]) -> int:
+    """Points of the first pass that are not measured yet."""
+    have = {(row.variant, row.concurrency) for row in rows if row.usable}
+    return sum((v, c) not in have for v in config.variants for c in config.concurrency)
+
+
+def _kept_back(options: TuneOptions, spare: float) -> float:
+    """Points that are left alone for ranking hysteresis; 0 where that is not asked."""
+    if not ranks_hysteresis(options.search):
+        return 0.0
+    most = hysteresis.MOST_ROUNDS * len(hysteresis.WAVES) * (1 + options.trials)
+    return max(1.0, min(HYSTERESIS_SHARE * spare, most))
+
+
+def note_history(out: Path, kind: str, **what: Any) -> None:
+    """Add a line to search_history.jsonl."""
+    line = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "kind": kind, **what}
+    with (out / HISTORY).open("ab") as history:
+        history.write(msgspec.json.encode(line) + b"\n")
+
+
+Take = Callable[[Variant, Policy | None, int, int], LevelRow]
+
+
+def measurer(bench: Bench, session: Session) -> Take:
+    """How `search` takes a point on servers that are up."""
+
+    def take(variant: Variant, policy: Policy | None, concurrency: int, repeat: int) -> LevelRow:
+        key = PointKey(variant, concurrency, repeat)
+        row = session.point(bench, key, lambda: bench.measure(key, policy, _progress(session, key)))
+        session.reporter.row(row)
+        return row
+
+    return take
+
+
+def _progress(session: Session, key: PointKey) -> Callable[[float], None]:
+    return lambda seconds: session.reporter.point(key, seconds)
+
+
+def _reference_block(take: Take, config: SweepConfig, variant: Variant, rows: list[LevelRow]) -> None:
+    """The reference alone, where its server and the patched one do not fit on the machine together."""
+    done = {row.concurrency for row in rows if row.usable and row.variant == variant}
+    rows.extend(take(variant, None, level, 1) for level in config.concurrency if level not in done)
+
+
+def _blocks(config: SweepConfig, rows: Sequence[LevelRow]) -> list[tuple[ServerPlan, ...]]:
+    """All servers at once where they fit; else the reference first, and the patched server after it."""
+    plans = server_plans(config)
+    if together(config):
+        return [plans]
+    have = {row.concurrency for row in rows if row.usable and row.variant == reference_of(config)}
+    return [(plan,) for plan in plans if plan.name == "speculative" or not have >= set(config.concurrency)]
+
+
+def let_play_dynamic(bench: Bench, writer: RunWriter) -> None:
+    """Let the patched server play `dynamic` too.
+
+    Raises:
+        UserError: there is no patched server.
+    """
+    if "forced_off" not in bench.servers:
+        record = writer.manifest.variants.get("forced_off")
+        raise UserError(f"tune needs a patched server: {(record and record.not_run) or 'none is up'}")
+    bench.servers["dynamic"] = bench.servers["forced_off"]
+    played = writer.manifest.variants["forced_off"]
+    record = VariantRecord(played.server_run, played.reference)
+    writer.set_manifest(
+        msgspec.structs.replace(writer.manifest, variants={**writer.manifest.variants, "dynamic": record})
+    )
+
+
+def reference_of(config: SweepConfig) -> Variant | None:
+    """What an operator would otherwise run; None where it is not measured."""
+    return next((v for v in config.variants if v in ("baseline", "baseline_no_overlap")), None)
+
+
+def _my_name(writer: RunWriter) -> str:
+    """This tuner's name among those that share a study: the same after a crash, another on another folder."""
+    return f"{socket.gethostname()}:{writer.path.resolve()}"
