@@ -15,8 +15,9 @@ ALLOWED = {
     "patched_worker": {"patched_worker"},
     "harness": {"harness", "patched_worker.policy"},
     "tuner": {"tuner", "harness", "patched_worker.policy"},
+    "pairs": {"pairs", "harness"},
 }
-OURS = ("patched_worker", "harness", "tuner", "specpivot")
+OURS = ("patched_worker", "harness", "tuner", "pairs", "specpivot")
 
 
 def imported(tree: ast.Module) -> set[str]:
