@@ -45,11 +45,15 @@ class Endpoint:
         url: base URL; a path prefix is kept.
         api_key: bearer token of ordinary requests.
         admin_api_key: bearer token of /set_internal_state and /flush_cache, where the server has one.
+        patience_s: the longest that any one answer may take, where that is less than usual.
+        max_body_bytes: the longest answer that is read.
     """
 
     url: str
     api_key: str | None = field(default=None, repr=False)
     admin_api_key: str | None = field(default=None, repr=False)
+    patience_s: float = math.inf
+    max_body_bytes: int = MAX_BODY_BYTES
 
     @property
     def public_url(self) -> str:
@@ -175,9 +179,10 @@ class Endpoint:
         """The body of a success. Redirects are not followed and proxies not asked: neither may see a key.
 
         Raises:
-            OSError: no such answer within `timeout_s`, however slowly it drips.
+            OSError: no such answer within `timeout_s` (or `patience_s`), however slowly it drips.
             ValueError: it is too long.
         """
+        timeout_s = min(timeout_s, self.patience_s)
         key = (self.admin_api_key or self.api_key) if admin else self.api_key
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         parts = urllib.parse.urlsplit(self.url)
@@ -188,9 +193,9 @@ class Endpoint:
             response = connection.getresponse()
             if not 200 <= response.status < 300:
                 raise _Status(response.status)
-            content = response.read(MAX_BODY_BYTES + 1)
-            if len(content) > MAX_BODY_BYTES:
-                raise ValueError(f"{path} answered more than {MAX_BODY_BYTES} bytes")
+            content = response.read(self.max_body_bytes + 1)
+            if len(content) > self.max_body_bytes:
+                raise ValueError(f"{path} answered more than {self.max_body_bytes} bytes")
             if response.length:
                 raise OSError(f"{path} ended {response.length} bytes early")
         return content
