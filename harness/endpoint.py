@@ -257,9 +257,13 @@ def internal_states(info: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def specpivot_block(info: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The patched worker's own report in a /server_info document; None where the server is not patched."""
+    """The patched worker's own report in a /server_info document; None where the server is not patched.
+
+    Its threshold is -1 where it never disables, as in a request: the worker itself says null then.
+    """
     for state in internal_states(info):
         block = state.get("specpivot")
         if isinstance(block, dict):
-            return block
+            never = "threshold" in block and block["threshold"] is None
+            return block | {"threshold": NEVER_DISABLE} if never else block
     return None
