@@ -86,6 +86,11 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return Policy.from_threshold(self.threshold, self.resume_at, self.min_dwell)
 
     @property
+    def point_s(self) -> float:
+        """About how long a point takes, in seconds of ours: warm-up, window, two seconds to drain and read counters."""
+        return (self.warmup_s + self.duration_s) / self.time_scale + 2.0
+
+    @property
     def max_concurrency(self) -> int:
         return max(self.concurrency)
 

@@ -45,11 +45,15 @@ class Endpoint:
         url: base URL; a path prefix is kept.
         api_key: bearer token of ordinary requests.
         admin_api_key: bearer token of /set_internal_state and /flush_cache, where the server has one.
+        patience_s: the longest that any one answer may take, where that is less than usual.
+        max_body_bytes: the longest answer that is read.
     """
 
     url: str
     api_key: str | None = field(default=None, repr=False)
     admin_api_key: str | None = field(default=None, repr=False)
+    patience_s: float = math.inf
+    max_body_bytes: int = MAX_BODY_BYTES
 
     @property
     def public_url(self) -> str:
@@ -175,9 +179,10 @@ class Endpoint:
         """The body of a success. Redirects are not followed and proxies not asked: neither may see a key.
 
         Raises:
-            OSError: no such answer within `timeout_s`, however slowly it drips.
+            OSError: no such answer within `timeout_s` (or `patience_s`), however slowly it drips.
             ValueError: it is too long.
         """
+        timeout_s = min(timeout_s, self.patience_s)
         key = (self.admin_api_key or self.api_key) if admin else self.api_key
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         parts = urllib.parse.urlsplit(self.url)
@@ -188,9 +193,9 @@ class Endpoint:
             response = connection.getresponse()
             if not 200 <= response.status < 300:
                 raise _Status(response.status)
-            content = response.read(MAX_BODY_BYTES + 1)
-            if len(content) > MAX_BODY_BYTES:
-                raise ValueError(f"{path} answered more than {MAX_BODY_BYTES} bytes")
+            content = response.read(self.max_body_bytes + 1)
+            if len(content) > self.max_body_bytes:
+                raise ValueError(f"{path} answered more than {self.max_body_bytes} bytes")
             if response.length:
                 raise OSError(f"{path} ended {response.length} bytes early")
         return content
@@ -252,9 +257,13 @@ def internal_states(info: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def specpivot_block(info: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The patched worker's own report in a /server_info document; None where the server is not patched."""
+    """The patched worker's own report in a /server_info document; None where the server is not patched.
+
+    Its threshold is -1 where it never disables, as in a request: the worker itself says null then.
+    """
     for state in internal_states(info):
         block = state.get("specpivot")
         if isinstance(block, dict):
-            return block
+            never = "threshold" in block and block["threshold"] is None
+            return block | {"threshold": NEVER_DISABLE} if never else block
     return None

@@ -18,14 +18,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import msgspec
-import pandas as pd
 
 from harness.errors import UserError
 from harness.plausible import manifest_problem, record_problem, repeated_point, row_problem
 from harness.records import SCHEMA_VERSION, LevelRow, Manifest, RequestRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MANIFEST, REQUESTS, LEVELS = "manifest.json", "requests.jsonl", "levels.csv"
 PACKED_REQUESTS = REQUESTS + ".gz"
@@ -76,6 +78,8 @@ class RunFolder:
 
     def levels_frame(self) -> pd.DataFrame:
         """`levels` as a table, one column per field of LevelRow."""
+        import pandas as pd  # 50 MB that the service, which reads runs all day, can do without
+
         return pd.DataFrame([msgspec.structs.asdict(row) for row in self.levels()], columns=list(_COLUMNS))
 
     def requests(self) -> Iterator[RequestRecord]:

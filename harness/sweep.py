@@ -185,8 +185,8 @@ def _progress(reporter: Reporter, key: PointKey) -> Callable[[float], None]:
 
 
 def point_seconds(config: SweepConfig) -> float:
-    """About how long a point takes, in seconds of ours: warm-up, window, and two seconds to drain and read counters."""
-    return (config.warmup_s + config.duration_s) / config.time_scale + 2.0
+    """About how long a point takes, in seconds of ours."""
+    return config.point_s
 
 
 @contextmanager

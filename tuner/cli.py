@@ -1,4 +1,4 @@
-"""The tuner's commands: tune (in tune_cli.py), recommend, export, apply, report, compare.
+"""The tuner's commands: tune (in tune_cli.py), recommend, export, apply, report, compare, serve (in service/).
 
 People read standard error. The last line on standard output of recommend and apply is one compact JSON document;
 export prints the exported text alone.
@@ -20,6 +20,7 @@ from tuner import export as exports
 from tuner import plots, report
 from tuner.compare import Comparison, compare
 from tuner.recommend import Objective, read, recommend
+from tuner.service.serve_cli import serve
 from tuner.texts import choice, console, last_line, share, tell
 from tuner.traffic import weights_from
 from tuner.tune_cli import tune, with_sweep_flags
@@ -38,6 +39,7 @@ def register(app: typer.Typer) -> None:
     app.command("apply")(apply_command)
     app.command("report")(report_command)
     app.command("compare")(compare_command)
+    app.command("serve")(serve)
 
 
 def recommend_command(

@@ -131,3 +131,12 @@ def test_any_server_info_is_read(info: dict[str, Any], block: Any) -> None:
         if found is not None:
             with pytest.raises(ValueError, match="malformed"):
                 steps_between(found, {**found, "by_batch": block})
+
+
+def test_a_worker_that_never_disables_says_null_and_is_believed() -> None:
+    """patched_worker.control reports no threshold as null, the wire's word for it is -1: both are the same policy."""
+    state = {"specpivot": {"threshold": None, "min_dwell": 16, "resume_at": None}}
+    with talking(document(json.dumps({"internal_states": [state]}).encode())) as url:
+        assert Endpoint(url).set_policy(Policy.from_threshold(None))["threshold"] == -1
+        with pytest.raises(UserError, match="refused threshold 8"):
+            Endpoint(url).set_policy(Policy.from_threshold(8))

@@ -1,0 +1,128 @@
+"""Handlers of jobs, and the stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+import harness.sim
+from harness.config import variants_to_run
+from harness.errors import UserError
+from tuner.service import answers, asked, joblog
+from tuner.service.asked import NewServer, NewSweep, NewTune, Nothing
+from tuner.service.events import MAX_LISTENERS
+from tuner.service.jobs import Plan
+from tuner.service.refusal import Refusal
+from tuner.service.registry import attached, keys
+from tuner.service.routes import number
+from tuner.service.runs import tune_points
+from tuner.service.service import Service
+
+SIMULATED = "sim:"
+_PRESETS = Path(str(harness.sim.__file__)).with_name("presets")
+DEFAULT_BUDGET_S = 1200.0  # of a tuning that is given none
+WRITE_S = 30.0  # a listener that takes nothing for so long is hung up on
+
+
+async def list_jobs(service: Service, request: web.Request) -> answers.Jobs:
+    return answers.Jobs(service.jobs.all())
+
+
+async def start_job(service: Service, request: web.Request, body: NewSweep | NewTune) -> answers.Job:
+    if (body.server is None) == (body.sim is None):
+        raise Refusal(400, "say on what: server, one that is registered, or sim, a preset")
+    if body.sim is not None:
+        plan, given = _simulated(body, body.sim), {}
+    else:
+        server = service.registry.get(str(body.server))
+        plan, given = _attached(server, body), keys(server)
+    job = service.jobs.start(plan, given, body.run)
+    service.job_changed(job)
+    return job
+
+
+async def get_job(service: Service, request: web.Request) -> answers.Job:
+    return service.jobs.answer(service.jobs.get(request.match_info["job"]))
+
+
+async def get_log(service: Service, request: web.Request) -> answers.Log:
+    lines = number(request, "tail", 200, 1, joblog.MAX_LINES)
+    return service.jobs.log(request.match_info["job"], lines)
+
+
+async def cancel_job(service: Service, request: web.Request, body: Nothing) -> answers.Job:
+    job = service.jobs.cancel(request.match_info["job"])
+    service.job_changed(job)
+    return job
+
+
+async def resume_job(service: Service, request: web.Request, body: Nothing) -> answers.Job:
+    server = service.jobs.get(request.match_info["job"]).server
+    given = {} if server.startswith(SIMULATED) else keys(service.registry.get(server))
+    job = service.jobs.resume(request.match_info["job"], given)
+    service.job_changed(job)
+    return job
+
+
+async def stream_events(service: Service, request: web.Request) -> web.StreamResponse:
+    if len(service.hub.listeners) >= MAX_LISTENERS:
+        raise Refusal(503, f"{MAX_LISTENERS} pages follow events already; close one")
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
+    await response.prepare(request)
+    with service.figures.listeners.track_inprogress():
+        try:
+            async for event in service.hub.stream(request.headers.get("Last-Event-ID")):
+                async with asyncio.timeout(WRITE_S):
+                    await response.write(event)
+        except (TimeoutError, ConnectionError):
+            pass  # it has gone; EventSource comes back by itself
+    return response
+
+
+def _simulated(body: NewSweep | NewTune, preset: str) -> Plan:
+    there = sorted(file.stem for file in _PRESETS.glob("*.json"))  # reading one would bring numpy and scipy along
+    if preset not in there:
+        raise Refusal(400, f"there is no preset {preset}; there are {', '.join(there)}")
+    return _plan(body, f"{SIMULATED}{preset}", [f"--sim={preset}"], sim=preset)
+
+
+def _attached(server: NewServer, body: NewSweep | NewTune) -> Plan:
+    told = getattr(body.options, "variants", None)
+    wanted = told if isinstance(told, list) else [v for v in server.variants if v != "dynamic" or _has_threshold(body)]
+    if isinstance(body, NewTune) and not {"eagle3", "forced_off"} <= set(wanted):
+        raise Refusal(
+            400, f"{server.name} cannot be tuned: it is not registered as one that plays eagle3 and forced_off"
+        )
+    urls = attached(server, wanted)
+    return _plan(body, server.name, [f"--attach={variant}={url}" for variant, url in urls.items()], attach=urls)
+
+
+def _has_threshold(body: NewSweep | NewTune) -> bool:
+    return isinstance(getattr(body.options, "threshold", None), int)
+
+
+def _plan(body: NewSweep | NewTune, server: str, flags: list[str], **servers: Any) -> Plan:
+    """The job, its options checked as the command will check them.
+
+    Raises:
+        Refusal: the options do not go together.
+    """
+    try:
+        config = asked.settings(body.options, **servers)
+    except UserError as error:
+        raise Refusal(400, str(error)) from error
+    points = len(variants_to_run(config)) * len(config.concurrency) * config.repeats
+    if isinstance(body, NewTune):
+        points = tune_points(_budget_s(body), config.point_s)
+    return Plan(body.kind, server, [*flags, *asked.flags(body.options)], points, config.point_s)
+
+
+def _budget_s(body: NewTune) -> float:
+    given = body.options.budget
+    if not isinstance(given, str):
+        return DEFAULT_BUDGET_S
+    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(given[-1:])
+    return float(given[:-1]) * unit if unit else float(given)

@@ -1,0 +1,181 @@
+"""The runs in the results folder, read in a thread and kept until one of their files changes.
+
+Whoever made a run (this service, or a command line on the same folder) it is found by looking; nothing is indexed.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal
+
+import msgspec
+
+from harness.config import make_config
+from harness.errors import UserError
+from harness.records import Manifest
+from harness.runfolder import LEVELS, MANIFEST, RunFolder
+from tuner.service import answers
+from tuner.service.names import RECOMMENDATION, is_name, run_folder
+from tuner.service.refusal import Refusal
+
+Signature = tuple[tuple[int, int, int], ...]
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """What the list shows of recommendation.json."""
+
+    threshold: int | None
+    shape: answers.Shape
+
+
+class Runs:
+    """Reads runs; every method may be called from any thread.
+
+    Args:
+        results: the results folder, resolved.
+    """
+
+    def __init__(self, results: Path) -> None:
+        self.results = results
+        self._lock = Lock()
+        self._summaries: dict[str, tuple[Signature, answers.RunSummary | None]] = {}
+
+    def names(self) -> list[str]:
+        """The names of folders that hold a manifest."""
+        try:
+            return [f.name for f in self.results.iterdir() if is_name(f.name) and (f / MANIFEST).is_file()]
+        except OSError:
+            return []
+
+    def all(self) -> list[answers.RunSummary]:
+        """Every run that can be read, newest first, without its job."""
+        names = self.names()
+        with self._lock:
+            for gone in self._summaries.keys() - set(names):
+                del self._summaries[gone]
+        found = [summary for name in names if (summary := self.summary(name)) is not None]
+        return sorted(found, key=lambda run: (run.created_s, run.name), reverse=True)
+
+    def summary(self, name: str) -> answers.RunSummary | None:
+        """One run; None where it is damaged or leads out of the folder."""
+        now = signature(self.results / name)
+        with self._lock:
+            kept = self._summaries.get(name)
+        if kept is not None and kept[0] == now:
+            return kept[1]
+        try:
+            made = _summary(name, RunFolder(run_folder(self.results, name)))
+        except (UserError, Refusal):
+            made = None
+        with self._lock:
+            self._summaries[name] = (now, made)
+        return made
+
+    def detail(self, name: str) -> answers.RunDetail:
+        """What the manifest says.
+
+        Raises:
+            Refusal: there is no such run.
+            UserError: it is damaged.
+        """
+        run = RunFolder(run_folder(self.results, name))
+        manifest = run.manifest
+        return answers.RunDetail(
+            name=name,
+            source=manifest.source,
+            created_s=created_s(manifest),
+            settings=msgspec.to_builtins(manifest.settings) | {"workload": msgspec.to_builtins(manifest.workload)},
+            environment=manifest.environment,
+            servers=msgspec.to_builtins(manifest.servers),
+            warnings=list(manifest.warnings),
+            variants={
+                variant: answers.VariantDetail(record.not_run, record.reference)
+                for variant, record in manifest.variants.items()
+            },
+            points_planned=planned(manifest),
+            points_done=len(run.salvaged_levels()[0]),
+        )
+
+    def levels(self, name: str) -> answers.Levels:
+        """The rows of levels.csv; errors are those of `detail`."""
+        return answers.Levels(RunFolder(run_folder(self.results, name)).levels())
+
+
+def signature(folder: Path) -> Signature:
+    """Changes when a file of the run that answers depend on does."""
+    found = []
+    for file in (MANIFEST, LEVELS, RECOMMENDATION):
+        try:
+            stat = (folder / file).stat()
+            found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+        except OSError:
+            found.append((0, 0, 0))
+    return tuple(found)
+
+
+def created_s(manifest: Manifest) -> float:
+    """When the run began; 0 where its manifest says no time."""
+    try:
+        return datetime.fromisoformat(manifest.created_at).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def command(manifest: Manifest) -> Literal["sweep", "tune", "bench"]:
+    """Which command made the run."""
+    return "tune" if "tune" in manifest.config else "bench" if "bench" in manifest.config else "sweep"
+
+
+def planned(manifest: Manifest) -> int:
+    """How many points the run was to have; of a tuning, the most that its budget has room for."""
+    kind = command(manifest)
+    if kind == "bench":
+        return 1
+    if kind == "tune":
+        return _most(manifest)
+    settings = manifest.settings
+    not_run = {variant for variant, record in manifest.variants.items() if record.not_run}
+    return len(set(settings.variants) - not_run) * len(settings.concurrency) * settings.repeats
+
+
+def _most(manifest: Manifest) -> int:
+    stored: dict[str, Any] = dict(manifest.config)
+    options = stored.pop("tune")
+    try:
+        return tune_points(float(options["budget_s"]), make_config(stored).point_s)
+    except (UserError, TypeError, KeyError, ValueError):
+        return 0
+
+
+def tune_points(budget_s: float, point_s: float) -> int:
+    """The most points that a tuning's budget has room for."""
+    return int(budget_s / point_s)
+
+
+def _summary(name: str, run: RunFolder) -> answers.RunSummary:
+    manifest = run.manifest
+    rows = run.salvaged_levels()[0]
+    found = _recommended(run.path / RECOMMENDATION)
+    return answers.RunSummary(
+        name=name,
+        source=manifest.source,
+        created_s=created_s(manifest),
+        command=command(manifest),
+        variants=list(manifest.settings.variants),
+        points_done=len(rows),
+        points_planned=max(planned(manifest), len(rows)),
+        usable=sum(row.usable for row in rows),
+        threshold=found.threshold if found else None,
+        shape=found.shape if found else None,
+        has_recommendation=found is not None,
+        job=None,
+    )
+
+
+def _recommended(file: Path) -> _Found | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=_Found)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

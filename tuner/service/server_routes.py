@@ -1,0 +1,122 @@
+"""Handlers of servers: which there are, how they are, and which policy they hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from harness.endpoint import specpivot_block
+from harness.errors import UserError
+from patched_worker.policy import NEVER_DISABLE, Policy
+from tuner.service import answers
+from tuner.service.asked import ApplyRun, ApplyThreshold, NewServer, SetAutopilot
+from tuner.service.look import Block
+from tuner.service.refusal import Refusal
+from tuner.service.registry import endpoint
+from tuner.service.routes import in_thread
+from tuner.service.run_routes import recommended_folder
+from tuner.service.service import Service
+
+NO_AUTOPILOT = "this SpecPivot has no autopilot; set a threshold with POST /api/v1/servers/NAME/apply"
+
+
+class _Recommended(msgspec.Struct, frozen=True):
+    """What of a recommendation is set on a server."""
+
+    threshold: int | None
+    resume_at: int | None
+    min_dwell_steps: int
+    ladder: list[Any] | None
+
+
+async def list_servers(service: Service, request: web.Request) -> answers.Servers:
+    return answers.Servers(service.watch.all())
+
+
+async def add_server(service: Service, request: web.Request, body: NewServer) -> answers.Server:
+    service.registry.add(body)
+    service.watch.add(body)
+    return service.watch.get(body.name)
+
+
+async def get_server(service: Service, request: web.Request) -> answers.Server:
+    return service.watch.get(request.match_info["server"])
+
+
+async def remove_server(service: Service, request: web.Request) -> answers.Gone:
+    name = request.match_info["server"]
+    service.registry.get(name)
+    _refuse_if_measured(service, name)
+    service.registry.remove(name)
+    service.watch.remove(name)
+    return answers.Gone(name)
+
+
+async def apply(service: Service, request: web.Request, body: ApplyRun | ApplyThreshold) -> answers.Applied:
+    server = service.registry.get(request.match_info["server"])
+    _refuse_if_measured(service, server.name)
+    policy = await _policy(service, body)
+    return await in_thread(applied, server, policy)  # type: ignore[no-any-return]
+
+
+async def set_autopilot(service: Service, request: web.Request, body: SetAutopilot) -> answers.Server:
+    service.registry.get(request.match_info["server"])
+    raise Refusal(501, NO_AUTOPILOT)
+
+
+async def get_audit(service: Service, request: web.Request) -> answers.Audit:
+    service.registry.get(request.match_info["server"])
+    raise Refusal(501, NO_AUTOPILOT)
+
+
+def applied(server: NewServer, policy: Policy) -> answers.Applied:
+    """Set a policy and read it back; blocks.
+
+    Raises:
+        UserError: the server does not answer, or is not patched.
+    """
+    where = endpoint(server)
+    asked = answers.Asked(policy.threshold, policy.resume_at or None, policy.min_dwell)
+    try:
+        return answers.Applied(asked, _read_back(where.set_policy(policy)), True)
+    except UserError:
+        held = specpivot_block(where.server_info())
+        if held is None:
+            raise
+        return answers.Applied(asked, _read_back(held), False)
+
+
+def _read_back(held: dict[str, Any]) -> answers.ReadBack:
+    try:
+        block = msgspec.convert(held, Block)
+    except msgspec.ValidationError as error:
+        raise UserError(f"what the server says of its policy cannot be true: {error}; look at its log") from error
+    return answers.ReadBack(
+        threshold=None if block.threshold == NEVER_DISABLE else block.threshold,
+        resume_at=block.resume_at if block.resume_at and block.resume_at > 0 else None,
+        min_dwell=block.min_dwell,
+        policy_id=block.policy_id,
+        last_error=block.last_error,
+    )
+
+
+async def _policy(service: Service, body: ApplyRun | ApplyThreshold) -> Policy:
+    try:
+        if isinstance(body, ApplyThreshold):
+            return Policy.from_threshold(body.threshold, body.resume_at, body.min_dwell_steps)
+        content = await service.desk.ask("recommendation", [recommended_folder(service, body.run)])
+        found = msgspec.json.decode(content, type=_Recommended)
+        if found.ladder:
+            raise Refusal(409, "a ladder cannot be set live; start the server with --speculative-policy-file")
+        return Policy.from_threshold(
+            found.threshold, found.resume_at if found.threshold else None, found.min_dwell_steps
+        )
+    except ValueError as error:
+        raise Refusal(400, str(error)) from error
+
+
+def _refuse_if_measured(service: Service, name: str) -> None:
+    if (job := service.jobs.on(name)) is not None:
+        raise Refusal(409, f"job {job} measures {name}; wait for it, or cancel it")
