@@ -216,6 +216,7 @@ def _pairs(flag: str, items: list[str] | None) -> dict[str, str] | None:
 
 def run(app: typer.Typer) -> None:
     """Run the command line: one line for bad input, exit code 2; 130 when interrupted twice."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # outside of a sweep it ends a command as Ctrl-C does
     try:
         if not all(_is_text(word) for word in sys.argv):
             raise UserError("an argument is not valid UTF-8; rename the file or give another name")

@@ -12,10 +12,11 @@ import random
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from harness.config import MAX_TOKENS
 from harness.errors import UserError
 
 Message = dict[str, Any]
@@ -36,6 +37,18 @@ class Sample(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """The messages' words without a template: what /generate and completions get where there is no tokenizer."""
         return "\n\n".join(str(message["content"]) for message in self.messages)
+
+
+class _Checked(msgspec.Struct):
+    """What a sample must be to be sent: the readers take only what they need from entries of any origin."""
+
+    messages: Annotated[tuple[_Message, ...], msgspec.Meta(min_length=1)]
+    output_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)] | None
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any]]
 
 
 def read_dataset(path: Path) -> list[Sample]:
@@ -121,7 +134,9 @@ def _sample(path: Path, number: int, entry: Any) -> Sample | None:
         for read in (_sharegpt, _mt_bench, _chat, _plain):
             try:
                 found, sample = read(entry)
-            except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+                if sample is not None:
+                    msgspec.convert(msgspec.structs.asdict(sample), _Checked)
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
                 raise UserError(f"{path}: entry {number} is malformed ({error!r}); mend it") from error
             if found:
                 return sample

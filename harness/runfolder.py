@@ -25,6 +25,7 @@ import msgspec
 from harness.errors import UserError
 from harness.plausible import manifest_problem, record_problem, repeated_point, row_problem
 from harness.records import SCHEMA_VERSION, LevelRow, Manifest, RequestRecord
+from harness.regular import require_regular
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +52,7 @@ class RunFolder:
 
     def levels(self) -> list[LevelRow]:
         """The rows of levels.csv, oldest first; [] before the first point."""
-        file = self.path / LEVELS
+        file = require_regular(self.path / LEVELS)
         if not file.exists():
             return []
         with _reading(file), file.open(newline="", encoding="utf-8") as lines:
@@ -64,7 +65,7 @@ class RunFolder:
 
     def salvaged_levels(self) -> tuple[list[LevelRow], list[str]]:
         """The rows of levels.csv that can be read, and a line about each that cannot."""
-        file = self.path / LEVELS
+        file = require_regular(self.path / LEVELS)
         if not file.exists():
             return [], []
         rows, complaints = [], []
@@ -95,7 +96,7 @@ class RunFolder:
 
     def _requests_file(self) -> Path:
         packed = self.path / PACKED_REQUESTS
-        return packed if packed.exists() else self.path / REQUESTS
+        return require_regular(packed if packed.exists() else self.path / REQUESTS)
 
 
 class WriteFailed(UserError):
@@ -218,7 +219,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _read_manifest(path: Path) -> Manifest:
-    file = path / MANIFEST
+    file = require_regular(path / MANIFEST)
     try:
         body = file.read_bytes()
     except OSError as error:
@@ -298,7 +299,7 @@ def _cell(value: object) -> object:
 
 def _replace(file: Path, body: bytes) -> None:
     """Write through a temporary file, so that a crash leaves the old one or the new one."""
-    temporary = file.with_name(f".{file.name}.new")
+    temporary = require_regular(file.with_name(f".{file.name}.new"))
     try:
         with temporary.open("wb") as out:
             out.write(body)
@@ -311,7 +312,7 @@ def _replace(file: Path, body: bytes) -> None:
 
 
 def _locked(path: Path) -> IO[str]:
-    lock = (path / ".lock").open("w")
+    lock = require_regular(path / ".lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -322,7 +323,7 @@ def _locked(path: Path) -> IO[str]:
 
 def _open_for_append(file: Path) -> IO[bytes]:
     """Open requests.jsonl for appending; a line cut off by a crash is cut away first."""
-    with file.open("a+b") as end:
+    with require_regular(file).open("a+b") as end:
         end.seek(0)
         whole = 0
         for line in end:

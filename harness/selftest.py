@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import urllib.request
@@ -107,9 +108,10 @@ def save_calibration(report: SelftestReport) -> Path:
 
 def load_calibration() -> Calibration | None:
     """This machine's calibration; None where selftest has not run on it."""
-    with contextlib.suppress(OSError, msgspec.DecodeError):
+    with contextlib.suppress(OSError, ValueError, RecursionError, msgspec.DecodeError):  # a damaged one is as none
         report = msgspec.json.decode(calibration_file().read_bytes(), type=SelftestReport)
-        if (report.host, report.cores) == (platform.node(), os.cpu_count()):
+        usable = 0 < report.max_tok_per_s < math.inf
+        if usable and (report.host, report.cores) == (platform.node(), os.cpu_count()):
             return report.calibration
     return None
 

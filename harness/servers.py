@@ -22,7 +22,7 @@ import psutil
 from harness.endpoint import Endpoint, specpivot_block
 from harness.environment import server_environment
 from harness.errors import UserError
-from harness.guard import STOP_GRACE_S, group_alive, guarding, signal_group
+from harness.guard import STOP_GRACE_S, Guard, group_alive, guarding, signal_group
 from harness.proof import identity, reported_arguments, simulation_of, worker_of
 from harness.records import ServerRecord
 from harness.variants import ServerPlan
@@ -82,8 +82,7 @@ def running(
         try:
             started = []
             for plan, port in zip(plans, ports, strict=True):
-                process = _spawn(plan, port, logs / f"{plan.name}.log")
-                guard.watch(process.pid)
+                process = _spawn(plan, port, logs / f"{plan.name}.log", guard)
                 processes.append(process)
                 started.append((plan, port, process))
             yield {
@@ -163,17 +162,26 @@ def _proof(block: dict[str, Any] | None) -> dict[str, Any]:
     return {key: block[key] for key in keys if key in block} if block else {}
 
 
-def _spawn(plan: ServerPlan, port: int, log: Path) -> subprocess.Popen[bytes]:
+# A server waits for a line before it becomes itself. If we die before the guard knows of it, the line never comes.
+_WAIT = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh")
+
+
+def _spawn(plan: ServerPlan, port: int, log: Path, guard: Guard) -> subprocess.Popen[bytes]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
-        return subprocess.Popen(
-            [*plan.command, "--port", str(port)],
-            stdin=subprocess.DEVNULL,
+        process = subprocess.Popen(
+            [*_WAIT, *plan.command, "--port", str(port)],
+            stdin=subprocess.PIPE,
             stdout=out,
             stderr=subprocess.STDOUT,
             env={**os.environ, **plan.env},
             start_new_session=True,  # Ctrl-C must reach us first, and its whole group must be stoppable
         )
+    guard.watch(process.pid)
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin:  # killed meanwhile, which the wait for it will tell
+        process.stdin.write(b"go\n")
+    return process
 
 
 def _ready(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import msgspec
 
 from harness.api import PlannedRequest
+from harness.config import MAX_TOKENS
 from harness.errors import UserError
 from harness.workload import WorkloadPlan, draw_ids, encode_body
 
@@ -108,7 +110,9 @@ def _from_csv(entry: Mapping[str, str]) -> TraceRow:
 def _row(path: Path, number: int, make: Callable[[Any], TraceRow], load: Callable[[Any], Any], line: Any) -> TraceRow:
     try:
         row = make(load(line))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if not math.isfinite(row.at_s) or max(row.input_tokens, row.output_tokens) > MAX_TOKENS:
+            raise ValueError("a time that is none, or too many tokens")
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         what = f"{path}:{number} is no Mooncake, BurstGPT or Azure entry ({error!r})"
         raise UserError(f"{what}; mend or remove the line") from error
     return msgspec.structs.replace(row, input_tokens=max(1, row.input_tokens), output_tokens=max(1, row.output_tokens))

@@ -15,6 +15,7 @@ import msgspec
 
 from harness.errors import UserError
 from harness.records import SCHEMA_VERSION, Source, Variant
+from harness.regular import require_regular
 from harness.runfolder import RunFolder
 from patched_worker.policy import DEFAULT_MIN_DWELL_STEPS, Policy, Rung, default_resume_at
 from tuner import objective
@@ -192,7 +193,7 @@ def read(run: RunFolder) -> Recommendation:
     Raises:
         UserError: there is none yet, or it is of another schema.
     """
-    file = run.path / FILE
+    file = require_regular(run.path / FILE)
     again = f"run `specpivot recommend {run.path}` again"
     try:
         found = msgspec.json.decode(file.read_bytes(), type=Recommendation)

@@ -20,11 +20,13 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from harness.errors import UserError
+from harness.regular import require_regular
 from tuner.curves import Pivot
 
 JOURNAL = "study.journal"  # in the run folder
 LATENCY = "latency_c1"  # name of the constraint; <= 0 is feasible
 BEATS_Z = 1.64  # one-sided 5 %
+_BEGIN_ANEW = f"take {JOURNAL} away to begin the trials anew: what was measured is kept"
 STEPS_AROUND = (1.0, 2**-0.5, 2**0.5, 0.5, 2.0)  # around the crossing
 
 
@@ -54,10 +56,10 @@ def storage_of(where: str | Path) -> optuna.storages.BaseStorage | str:
             (sqlite:///FILE, postgresql://...).
 
     Raises:
-        UserError: the package that such a storage needs is not installed, or nothing answers there.
+        UserError: the package that such a storage needs is not installed, nothing answers there, or it is damaged.
     """
     if isinstance(where, Path):
-        return optuna.storages.JournalStorage(JournalFileBackend(str(where)))
+        return _journal(where)
     parts = urlsplit(where)
     try:
         if parts.scheme == "grpc":
@@ -68,6 +70,19 @@ def storage_of(where: str | Path) -> optuna.storages.BaseStorage | str:
     except Exception as error:  # each database driver has its own way to say that it cannot connect
         shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
         raise UserError(f"--storage {shown} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def _journal(file: Path) -> optuna.storages.BaseStorage:
+    """A journal in a run folder; what a crash has cut off at its end is cut away, as in requests.jsonl."""
+    try:
+        with require_regular(file).open("a+b") as journal:
+            journal.seek(0)
+            journal.truncate(sum(len(line) for line in journal if line.endswith(b"\n")))
+        return optuna.storages.JournalStorage(JournalFileBackend(str(file)))
+    except UserError:
+        raise
+    except Exception as error:  # Optuna lets through whatever a damaged line makes of it
+        raise UserError(f"{file} cannot be used: {error!r}; {_BEGIN_ANEW}") from error
 
 
 def _grpc(host: str, port: int) -> optuna.storages.BaseStorage:
@@ -96,11 +111,19 @@ def open_study(storage: optuna.storages.BaseStorage | str | None, name: str, see
         storage: where it lives; None keeps it in memory.
         name: equal for all tuners that share it.
         seed: of the sampler.
+
+    Raises:
+        UserError: what is stored under this name is no study of a tuning.
     """
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=len(STEPS_AROUND))
-    return optuna.create_study(
-        storage=storage, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
-    )
+    try:
+        study = optuna.create_study(
+            storage=storage, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
+        )
+        study.get_trials(deepcopy=False)
+    except Exception as error:  # as in _journal
+        raise UserError(f"the study {name} cannot be used: {error!r}; {_BEGIN_ANEW}") from error
+    return study
 
 
 def recover(study: optuna.Study, mine: str) -> int:
@@ -168,7 +191,9 @@ def keep(fit: Pivot, trials: Sequence[Trial]) -> tuple[int | None, bool]:
 
 
 def _judged(trial: FrozenTrial) -> bool:
-    return {"gain", "se"} <= trial.user_attrs.keys()
+    gain, se = trial.user_attrs.get("gain"), trial.user_attrs.get("se")
+    numbers = all(isinstance(value, int | float) and math.isfinite(value) for value in (gain, se))
+    return numbers and isinstance(trial.params.get("threshold"), int)
 
 
 def _trial(trial: FrozenTrial) -> Trial:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from harness.endpoint import Endpoint, check_url
 from harness.errors import UserError
+from harness.plausible import MAX_FIGURE
 
 RUNNING = "sglang:num_running_reqs"
 EVERY_S = 1.0
@@ -71,6 +71,6 @@ def read_weights(path: Path) -> dict[int, float]:
         raise UserError(f"cannot read the weights {path}: {error.strerror}; give a readable CSV file") from error
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise UserError(f"{path}: give a CSV file with the columns concurrency (whole) and weight ({error})") from error
-    if any(not 0 <= w < math.inf for w in weights.values()) or not sum(weights.values()) or min(weights) < 0:
+    if any(not 0 <= w <= MAX_FIGURE for w in weights.values()) or not sum(weights.values()) or min(weights) < 0:
         raise UserError(f"{path}: give weights that are 0 or more, and at least one above 0")
     return weights

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 AcceptanceKind = Literal["request", "batch"]
+MAX_DRAFTS = 1024
 
 
 class Acceptance(msgspec.Struct, frozen=True):
@@ -26,7 +27,7 @@ class Acceptance(msgspec.Struct, frozen=True):
         kind: who draws, see the module.
 
     Raises:
-        ValueError: mean_len outside 1 to num_steps + 1.
+        ValueError: mean_len outside 1 to num_steps + 1, or no such number of draft steps.
     """
 
     mean_len: float
@@ -34,6 +35,8 @@ class Acceptance(msgspec.Struct, frozen=True):
     kind: AcceptanceKind = "request"
 
     def __post_init__(self) -> None:
+        if not 1 <= self.num_steps <= MAX_DRAFTS:
+            raise ValueError(f"num_steps is {self.num_steps}; give 1 to {MAX_DRAFTS} draft steps")
         if not 1 <= self.mean_len <= self.num_steps + 1:
             raise ValueError(
                 f"mean_len is {self.mean_len}; with {self.num_steps} draft steps give 1 to {self.num_steps + 1}"

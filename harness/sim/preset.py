@@ -14,7 +14,7 @@ import msgspec
 
 from harness.errors import UserError
 from harness.records import VARIANTS, Variant
-from harness.sim.acceptance import Acceptance
+from harness.sim.acceptance import MAX_DRAFTS, Acceptance
 from harness.sim.steptime import StepTable, TaxTable
 
 # Format history. A reader refuses another number.
@@ -180,7 +180,7 @@ def load_preset(name: str | Path) -> Preset:
         raise UserError(f"no preset {name} ({error.strerror}); give one of {known}, or a path to a .json") from error
     try:
         preset = msgspec.json.decode(body, type=Preset)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"preset {file} is damaged: {error}; make it again with harness.sim.calibrate") from error
     if preset.schema != PRESET_SCHEMA:
         raise UserError(
@@ -191,9 +191,15 @@ def load_preset(name: str | Path) -> Preset:
             raise UserError(
                 f"preset {file}: limits.{name} is {value}, with which no request would ever run; correct it"
             )
-    for name, delay_s in msgspec.structs.asdict(preset.frontend).items():
+    delays = {f"frontend.{name}": delay_s for name, delay_s in msgspec.structs.asdict(preset.frontend).items()}
+    for name, delay_s in {**delays, "patched.switch_cost_s": preset.patched.switch_cost_s}.items():
         if not 0 <= delay_s <= MAX_DELAY_S:
-            raise UserError(f"preset {file}: frontend.{name} is {delay_s} s; give 0 to {MAX_DELAY_S:.0f}")
+            raise UserError(f"preset {file}: {name} is {delay_s} s; give 0 to {MAX_DELAY_S:.0f}")
+    widths = preset.patched.speculative.keys()
+    if not widths or not all(1 <= drafts <= MAX_DRAFTS for drafts in widths):
+        raise UserError(
+            f"preset {file}: patched.speculative has no table for 1 to {MAX_DRAFTS} draft steps; correct it"
+        )
     return preset
 
 

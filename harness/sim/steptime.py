@@ -18,16 +18,21 @@ import msgspec
 import numpy as np
 from scipy.interpolate import PchipInterpolator
 
+# Beyond these a table is damaged: a clock would stand still, or never come to the next step.
+MAX_SIZE = 2**40
+MIN_STEP_S, MAX_STEP_S = 1e-9, 1e6
+MAX_TAX = 1e6
+
 
 class StepTable(msgspec.Struct, frozen=True):
     """Seconds of one step, by size.
 
     Attributes:
         sizes: strictly rising, 1 or more.
-        seconds: duration of a step of each size, greater than 0.
+        seconds: duration of a step of each size, from MIN_STEP_S to MAX_STEP_S.
 
     Raises:
-        ValueError: the table is empty, uneven, unsorted or not positive.
+        ValueError: the table is empty, uneven, unsorted, or holds what no step takes.
     """
 
     sizes: tuple[int, ...]
@@ -35,8 +40,8 @@ class StepTable(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         _check_sizes(self.sizes, len(self.seconds))
-        if not all(math.isfinite(value) and value > 0 for value in self.seconds):
-            raise ValueError(f"step times must be finite and greater than 0, got {self.seconds}")
+        if not all(MIN_STEP_S <= value <= MAX_STEP_S for value in self.seconds):
+            raise ValueError(f"step times must be {MIN_STEP_S:g} to {MAX_STEP_S:g} s, got {self.seconds}")
 
     def at(self, size: float) -> float:
         """Seconds of a step of `size` requests or tokens."""
@@ -70,8 +75,8 @@ class TaxTable(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         _check_sizes(self.sizes, len(self.fraction))
-        if not all(math.isfinite(value) and value > -1 for value in self.fraction):
-            raise ValueError(f"an off-step tax must be finite and greater than -1, got {self.fraction}")
+        if not all(-1 < value <= MAX_TAX for value in self.fraction):
+            raise ValueError(f"an off-step tax must be greater than -1 and at most {MAX_TAX:g}, got {self.fraction}")
 
     def at(self, size: float) -> float:
         """The tax of an off step over `size` requests."""
@@ -94,5 +99,5 @@ def _curve(sizes: tuple[int, ...], seconds: tuple[float, ...]) -> PchipInterpola
 def _check_sizes(sizes: tuple[int, ...], values: int) -> None:
     if not sizes or len(sizes) != values:
         raise ValueError(f"a table needs one value for each of its sizes, got {len(sizes)} sizes and {values} values")
-    if sizes[0] < 1 or any(a >= b for a, b in pairwise(sizes)):
-        raise ValueError(f"sizes must rise strictly from 1 or more, got {sizes}")
+    if sizes[0] < 1 or sizes[-1] > MAX_SIZE or any(a >= b for a, b in pairwise(sizes)):
+        raise ValueError(f"sizes must rise strictly from 1 or more to at most {MAX_SIZE}, got {sizes}")

@@ -1,4 +1,4 @@
-"""A server that misbehaves on its control plane, byte by byte: what real servers, proxies and other programs do."""
+"""Servers that misbehave, byte by byte: what real servers, proxies and other programs do."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from urllib.parse import urlsplit
 
 OK = b"HTTP/1.1 200 OK\r\n"
 Talk = Callable[[socket.socket, threading.Event], None]
@@ -86,3 +87,60 @@ TALKS: dict[str, Talk] = {
 def document(body: bytes) -> Talk:
     """A well-formed answer with this body."""
     return saying(OK + b"content-length: %d\r\n\r\n" % len(body) + body)
+
+
+# ---- in front of a real server
+
+BUSY = {
+    503: b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 2\r\n\r\n{}",
+    429: b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\ncontent-length: 2\r\n\r\n{}",
+}
+Instead = Callable[[bytes], bytes | None]
+
+
+def before(url: Callable[[], str], instead: Instead = lambda request: None) -> Talk:
+    """Hands requests on to the server that is at `url` just then, but for those that `instead` answers itself."""
+
+    def talk(connection: socket.socket, over: threading.Event) -> None:
+        parts = urlsplit(url())
+        with socket.create_connection((str(parts.hostname), parts.port)) as server:
+            back = threading.Thread(target=_pump, args=(server, connection))
+            back.start()
+            try:
+                while request := _request(connection):
+                    answer = instead(request)
+                    (server if answer is None else connection).sendall(request if answer is None else answer)
+            finally:
+                with suppress(OSError):
+                    server.shutdown(socket.SHUT_RDWR)
+                back.join()
+
+    return talk
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    """What a server says, to its client, to the end."""
+    with suppress(OSError):
+        while data := source.recv(1 << 20):
+            target.sendall(data)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_RDWR)
+
+
+def _request(connection: socket.socket) -> bytes:
+    """The next request, head and body; b"" at the end."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        more = connection.recv(65536)
+        if not more:
+            return b""
+        data += more
+    head, _, body = data.partition(b"\r\n\r\n")
+    lines = (line.partition(b":") for line in head.split(b"\r\n")[1:])
+    length = next((int(value) for name, _, value in lines if name.strip().lower() == b"content-length"), 0)
+    while len(body) < length:
+        more = connection.recv(1 << 20)
+        if not more:
+            return b""
+        body += more
+    return head + b"\r\n\r\n" + body

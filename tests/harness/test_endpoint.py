@@ -30,12 +30,14 @@ KEYS = (
 )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For answers that never come; where one comes, a busy machine may take its time."""
     monkeypatch.setattr(Endpoint.healthy, "__defaults__", (0.2,))
     monkeypatch.setattr(Endpoint._request, "__defaults__", ("GET", None, 0.2, False))
 
 
+@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("name", TALKS)
 def test_no_answer_of_use_is_no_answer(name: str) -> None:
     """Every question of the control plane ends, in time, as unanswered: never a traceback, never a wait without end."""

@@ -14,41 +14,62 @@ import pytest
 from harness.guard import group_alive, stop_groups
 
 ROOT = Path(__file__).parent.parent.parent
-# Starts a server that has a child of its own and, like a busy SGLang, takes its time over SIGTERM; tells its group.
+# Starts a server that has a child of its own, and tells its group; with a second argument it is killed before the
+# guard hears of the server.
 STARTER = """
-import signal, sys, threading, time
+import os, signal, sys, threading
 from pathlib import Path
 from harness import guard, servers
 from harness.variants import ServerPlan
 wait = "import time; time.sleep(300)"
-code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', '{wait}']); {wait}"
+code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', '{wait}']); print('up', flush=True); {wait}"
 watch = guard.Guard.watch
 def watched(self, group):
-    watch(self, group)
-    time.sleep(1.0)
     print(group, flush=True)
+    if sys.argv[2:]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    watch(self, group)
 guard.Guard.watch = watched
 plan = ServerPlan("baseline", ("baseline",), (sys.executable, "-c", code))
-with servers.running([plan], Path(sys.argv[1]), 100.0, threading.Event(), print):
+with servers.running([plan], Path(sys.argv[1]), 300.0, threading.Event(), print):
     pass
 """
+
+
+def started(*arguments: str) -> tuple[subprocess.Popen[str], int]:
+    """The process that starts a server, and the server's group."""
+    command = [sys.executable, "-c", STARTER, *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ})
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def assert_ends(group: int) -> None:
+    deadline = time.monotonic() + 60
+    while group_alive(group):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
 def test_a_killed_parent_leaves_no_server(tmp_path: Path, number: signal.Signals) -> None:
     """SIGKILL leaves no chance to clean up: the guard does, down to the server's own children."""
-    command = [sys.executable, "-c", STARTER, str(tmp_path)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ})
-    assert process.stdout is not None
-    group = int(process.stdout.readline())
-    assert group_alive(group)
-    process.send_signal(number)
-    process.wait()
-    process.stdout.close()
-    deadline = time.monotonic() + 20
-    while group_alive(group) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not group_alive(group)
+    process, group = started(str(tmp_path))
+    with process:
+        while "up" not in (tmp_path / "baseline.log").read_text():
+            time.sleep(0.05)
+        assert group_alive(group)
+        process.send_signal(number)
+    assert_ends(group)
+
+
+def test_a_parent_killed_before_the_guard_knows_has_started_nothing(tmp_path: Path) -> None:
+    """A server begins when the guard has heard of it, not before."""
+    process, group = started(str(tmp_path), "early")
+    with process:
+        assert process.wait(timeout=60) == -signal.SIGKILL
+    assert_ends(group)
+    assert (tmp_path / "baseline.log").read_text() == ""
 
 
 def test_what_does_not_heed_sigterm_is_killed() -> None:
@@ -61,13 +82,13 @@ def test_what_does_not_heed_sigterm_is_killed() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         stop_groups([process.pid], grace_s=0.3)
-        assert process.wait(timeout=10) == -signal.SIGKILL
+        assert process.wait(timeout=60) == -signal.SIGKILL
 
 
 def test_a_dismissed_guard_stops_nothing() -> None:
     """After a proper end a number may belong to somebody else."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True) as bystander:
         guard = [sys.executable, "-m", "harness.guard"]
-        subprocess.run(guard, input=f"{bystander.pid}\ndone\n", text=True, cwd=ROOT, timeout=30, check=True)
+        subprocess.run(guard, input=f"{bystander.pid}\ndone\n", text=True, cwd=ROOT, timeout=60, check=True)
         assert bystander.poll() is None
         bystander.kill()

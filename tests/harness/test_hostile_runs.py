@@ -157,7 +157,7 @@ def test_a_writer_that_cannot_begin_lets_go_of_the_folder(run: Path) -> None:
     write_levels(run, SOUND)
     (run / REQUESTS).unlink()
     (run / REQUESTS).mkdir()
-    with pytest.raises(UserError, match="mend its permissions"):
+    with pytest.raises(UserError, match="is no regular file"):
         RunWriter.resume(run)
     (run / REQUESTS).rmdir()
     RunWriter.resume(run).close()

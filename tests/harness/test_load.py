@@ -103,7 +103,7 @@ def test_starts_are_staggered(url: str) -> None:
 )
 def test_failures_over_a_socket(url: str, mode: str, error: str, transport: str) -> None:
     """A failing server gives errors of the right class by both transports, and the loop goes on."""
-    _, records = load(f"{url}/{mode}", seconds=0.3, transport=transport)
+    _, records = load(f"{url}/{mode}", seconds=0.6, transport=transport)
     assert {r.error for r in records} == {error}
     assert len(records) > 5
 
@@ -125,7 +125,7 @@ def test_timeouts_see_through_keep_alive_comments(url: str, mode: str, limits: T
 
 def test_a_stalled_stream_cannot_hold_the_point(url: str) -> None:
     """What is still in flight when the drain ends is cancelled and recorded."""
-    result, records = load(f"{url}/hang", seconds=0.2, drain_s=0.3)
+    result, records = load(f"{url}/hang", seconds=1.0, drain_s=0.3)
     assert {r.error for r in records} == {"cancelled"}
     assert len(records) == 5
     assert not result.interrupted
@@ -144,7 +144,7 @@ def test_stop_keeps_what_there_is(url: str) -> None:
     plan = LoadPlan(url=url, concurrency=3, warmup_s=0.1, duration_s=60.0, workers=1)
 
     def on_progress(now_s: float) -> None:
-        if now_s > 0.6:
+        if any(record.ok for record in records):
             stop.set()
 
     result = run_closed_loop(plan, WORK.requests(3, 1), KEY, 1, records.extend, on_progress, stop)
@@ -160,7 +160,7 @@ def test_ctrl_c_keeps_what_there_is(url: str) -> None:
     sent: list[bool] = []
 
     def on_progress(now_s: float) -> None:
-        if now_s > 0.5 and not sent:
+        if any(record.ok for record in records) and not sent:
             sent.append(True)
             signal.raise_signal(signal.SIGINT)
 
@@ -187,7 +187,7 @@ def test_a_server_that_dies_ends_the_point() -> None:
         plan = LoadPlan(url=base, concurrency=2, warmup_s=0.1, duration_s=60.0, workers=1)
 
         def on_progress(now_s: float) -> None:
-            if now_s > 0.4 and not process_end.is_set():
+            if any(record.ok for record in records) and not process_end.is_set():
                 process_end.set()
                 with contextlib.suppress(http.client.RemoteDisconnected):
                     urllib.request.urlopen(f"{base}/quit").close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -106,9 +107,11 @@ def test_abort_one_running_request(patched: Patched, reference: dict[str, list[A
     """A request aborted between switches ends as aborted; those that run beside it are the baseline's."""
     patched.probe(force=3)
     with ThreadPoolExecutor(16) as pool:
+        alone, beside = _batches(patched, 1), _batches(patched, 2)
         doomed = _start(pool, patched.server, "doomed", 700)
+        _wait(lambda: _batches(patched, 1) > alone)
         others = [pool.submit(patched.server.generate, **request) for request in streams()[:8]]
-        time.sleep(0.5)
+        _wait(lambda: _batches(patched, 2) > beside)
         patched.server.post("/abort_request", {"rid": "doomed"})
         aborted = doomed.result()
         finished = [other.result() for other in others]
@@ -125,8 +128,9 @@ def test_abort_all(patched: Patched) -> None:
     for threshold in (0, -1, 3):
         patched.set_policy(threshold)
         with ThreadPoolExecutor(6) as pool:
+            before = _batches(patched, 6)
             doomed = [_start(pool, patched.server, f"doomed-{threshold}-{i}", 700) for i in range(6)]
-            time.sleep(0.7)
+            _wait(lambda: _batches(patched, 6) > before)  # noqa: B023 - called at once
             patched.server.post("/abort_request", {"abort_all": True})
             replies = [future.result() for future in doomed]
         assert [reply["meta_info"]["finish_reason"]["type"] for reply in replies] == ["abort"] * 6
@@ -137,3 +141,14 @@ def test_abort_all(patched: Patched) -> None:
 def _start(pool: ThreadPoolExecutor, server: Server, rid: str, tokens: int) -> Future[Any]:
     request: Json = {"text": prompt(1), "sampling_params": greedy(tokens), "rid": rid}
     return pool.submit(server.generate, **request)
+
+
+def _batches(patched: Patched, size: int) -> int:
+    """How many decode steps of at least so many requests there have been."""
+    return sum(row["steps"] for row in patched.state()["by_batch"] if row["batch"] >= size)
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    """However slow this machine is, within what the test may take."""
+    while not condition():
+        time.sleep(0.05)

@@ -23,12 +23,13 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from harness.servers import reserved_ports
 from harness.sim.preset import DEFAULT_PRESET, PRESETS
 from tests.needs import lacking
 from tuner.study import storage_of
 
 ROOT = Path(__file__).parent.parent.parent
-START_S = 60
+START_S = 120
 TUNE_S = 240
 TRIALS = 5
 PROXY = """
@@ -81,12 +82,6 @@ def slow_preset(folder: Path) -> Path:
     return file
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def running(command: list[str], port: int, **how: Any) -> Iterator[None]:
     """A helper process that listens on a port of its own, ended afterwards."""
@@ -104,7 +99,7 @@ def running(command: list[str], port: int, **how: Any) -> Iterator[None]:
             yield
         finally:
             process.send_signal(signal.SIGINT)  # to PostgreSQL: do not wait for clients
-            process.wait(timeout=30)
+            process.wait(timeout=60)
 
 
 def tune_twice(storage: str, folder: Path) -> list[dict[str, Any]]:
@@ -194,10 +189,10 @@ def test_two_tuners_with_servers_over_grpc(tmp_path: Path) -> None:
 def grpc_proxy(folder: Path) -> Iterator[str]:
     """Optuna's gRPC storage proxy in a process of its own; yields its address."""
     pytest.importorskip("grpc")
-    port = free_port()
-    command = [sys.executable, "-W", "ignore", "-c", PROXY, str(folder / "journal"), str(port)]
-    with running(command, port):
-        yield f"grpc://127.0.0.1:{port}"
+    with reserved_ports(1) as (port,):
+        command = [sys.executable, "-W", "ignore", "-c", PROXY, str(folder / "journal"), str(port)]
+        with running(command, port):
+            yield f"grpc://127.0.0.1:{port}"
 
 
 @contextmanager
@@ -207,8 +202,8 @@ def postgresql() -> Iterator[str]:
     if programs is None:
         lacking("PostgreSQL: apt-get install postgresql, or its programs on PATH")
     # Not in pytest's folder: every pytest of this user that begins meanwhile closes that to others.
-    with tempfile.TemporaryDirectory() as folder:
-        yield from _postgresql(programs, Path(folder) / "data", free_port())
+    with tempfile.TemporaryDirectory() as folder, reserved_ports(1) as (port,):
+        yield from _postgresql(programs, Path(folder) / "data", port)
 
 
 def _postgresql(programs: Path, data: Path, port: int) -> Iterator[str]:

@@ -1,0 +1,24 @@
+"""Files of a run folder are files: a FIFO in their place would block its reader for ever, a device feed it without end.
+
+Files that a person names (a sweep.toml, a data set) may be anything that ends, such as a shell's <(...).
+"""
+
+from __future__ import annotations
+
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from harness.errors import UserError
+
+
+def require_regular(file: Path) -> Path:
+    """The file, unless something that is none lies there; what is missing is left to whoever opens it.
+
+    Raises:
+        UserError: it is a FIFO, a device, a socket or a folder.
+    """
+    with suppress(OSError):
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise UserError(f"{file} is no regular file; take it away, or restore it from a copy")
+    return file

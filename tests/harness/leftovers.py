@@ -1,0 +1,66 @@
+"""Nothing that a command started may outlive it: one assertion for every test of a fault."""
+
+from __future__ import annotations
+
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from harness.errors import UserError
+from harness.guard import group_alive
+from harness.runfolder import RunFolder
+
+MARK = "LEFTOVERS_OF_TEST"  # every process that a test starts inherits it, whoever starts it
+PATIENCE_S = 90  # the guard of a killed sweep lets its servers have 20 s
+
+
+@contextmanager
+def nothing_left(folder: Path) -> Iterator[None]:
+    """Whatever the block starts is gone after it: processes, process groups and ports.
+
+    Args:
+        folder: where the block puts its run folders, directly or one level below.
+    """
+    mark = uuid.uuid4().hex
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, mark)
+        yield
+    deadline = time.monotonic() + PATIENCE_S
+    while (left := [*_marked(mark), *_servers_of(folder)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+
+
+def _marked(mark: str) -> list[str]:
+    """Processes that carry the mark, with the ports they listen on."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # ended meanwhile, or not ours to look at
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                ports = [c.laddr[1] for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+                found.append(f"{process.pid} {process.cmdline()} on {ports}")
+    return found
+
+
+def _servers_of(folder: Path) -> list[str]:
+    """Servers that the runs in a folder say they started, by group and by port, as far as they are there."""
+    found = []
+    for file in [*folder.glob("manifest.json"), *folder.glob("*/manifest.json")]:
+        with suppress(UserError):  # a test may have damaged it on purpose
+            for server in RunFolder(file.parent).manifest.servers.values():
+                if server.pid is not None and (group_alive(server.pid) or _listens(server.url)):
+                    found.append(f"{server.server_run} at {server.url}")
+    return found
+
+
+def _listens(url: str) -> bool:
+    parts = urlsplit(url)
+    with socket.socket() as probe:
+        return probe.connect_ex((str(parts.hostname), parts.port or 80)) == 0

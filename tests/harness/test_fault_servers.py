@@ -1,0 +1,155 @@
+"""The real command against servers that fail in every phase: what is told, what is kept, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.mock import running_mock
+from harness.mock_streams import Timing
+from harness.runfolder import RunFolder
+from harness.servers import reserved_ports
+from harness.verify import verify_run
+from tests.harness.commands import CODE, QUICK, ROOT, SIM, WARMING_UP, Command, rows_of, run
+from tests.harness.faulty import BUSY, TALKS, before, talking
+from tests.harness.leftovers import nothing_left
+from tests.harness.test_sweep_faults import simulated
+
+STAND_IN = {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "harness" / "stand_in"), str(ROOT)])}
+TWO = ("--model", "m", "--draft", "d", "--variants", "baseline,eagle3", "--concurrency", "1", "--repeats", "1")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(tmp_path: Path) -> Iterator[None]:
+    with nothing_left(tmp_path):
+        yield
+
+
+@pytest.mark.parametrize("status", BUSY)
+def test_a_server_that_is_overloaded_for_a_while(tmp_path: Path, status: int) -> None:
+    """Its points are kept as failures, those after it are clean, and --resume measures what is missing."""
+    busy, out = threading.Event(), tmp_path / "run"
+    busy.set()
+
+    def instead(request: bytes) -> bytes | None:
+        return BUSY[status] if busy.is_set() and request.startswith(b"POST /generate") else None
+
+    with running_mock(Timing(0.02, 0.005)) as mock, talking(before(lambda: mock, instead)) as url:
+        words = ("sweep", "--out", str(out), "--attach", f"baseline={url}", "--concurrency", "1,2,3", "--repeats", "1")
+        with Command(tmp_path, *words, *QUICK) as command:
+            command.until(lambda: rows_of(out))
+            busy.clear()
+            assert command.end() in (3, 4)
+        first, _, last = rows_of(out)
+        assert (first.verdict, first.usable, last.errors, last.requests > 0) == ("errors", False, 0, True)
+        assert {r.status_code for r in RunFolder(out).requests() if r.error == "http_status"} == {status}
+        again = run(tmp_path, "sweep", "--resume", "--out", str(out))
+    assert again.process.returncode in (0, 3, 4)
+    assert [row.errors for row in rows_of(out)] == [0, 0, 0]
+    assert next(row.attempt for row in rows_of(out) if row.key == first.key) == 2
+    assert verify_run(out).problems == ()
+
+
+def test_ten_megabytes_in_one_event(tmp_path: Path) -> None:
+    """A server whose events carry that much is slow to read, and read right."""
+    out = tmp_path / "run"
+    with running_mock(Timing(0.2, 0.3, padding_bytes=10_000_000)) as url:
+        words = ("sweep", "--out", str(out), "--attach", f"baseline={url}", "--concurrency", "1", "--repeats", "1")
+        done = run(tmp_path, *words, "--warmup", "0", "--duration", "1.5", "--output-tokens", "2")
+    records = list(RunFolder(out).requests())
+    assert {record.error for record in records} <= {None, "cancelled"}
+    assert {record.output_tokens for record in records if record.ok} == {2}
+    assert rows_of(out)[0].requests > 0, done.output
+
+
+@pytest.mark.parametrize("talk", ["silent", "overloaded"])
+def test_what_is_no_server_leaves_no_run(tmp_path: Path, talk: str) -> None:
+    """One line and exit code 2, in time."""
+    with talking(TALKS[talk]) as url:
+        done = run(tmp_path, "sweep", "--out", str(tmp_path / "run"), "--attach", f"baseline={url}")
+    assert done.process.returncode == 2
+    assert "no server answers" in done.told
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("out_of_memory", "ended with code 1: MemoryError: CUDA out of memory"),
+        ("killed", "ended with code -9"),
+        ("orphans", "RuntimeError: the launcher has failed"),
+        ("deaf", "was not healthy after 20 s"),
+    ],
+)
+def test_a_server_that_does_not_start(tmp_path: Path, fault: str, words: str) -> None:
+    """Why is in the manifest and in the answer; the other variant is measured, and no process stays behind."""
+    out = tmp_path / "run"
+    words_of_fault = ("--start-timeout", "20") if fault == "deaf" else ()
+    done = run(tmp_path, "sweep", "--out", str(out), *TWO, *QUICK, *words_of_fault, env=STAND_IN | {"FAULT": fault})
+    assert done.process.returncode in (3, 4)  # 4 where this machine is too busy for the one point
+    assert words in done.answer["not_run"]["eagle3"]
+    assert words in str(RunFolder(out).manifest.variants["eagle3"].not_run)
+    (row,) = rows_of(out)
+    assert (row.variant, row.requests > 0) == ("baseline", True)
+
+
+def test_a_server_that_starts_slowly_is_waited_for(tmp_path: Path) -> None:
+    """It takes seconds longer than the other one, and both are measured."""
+    out = tmp_path / "run"
+    done = run(tmp_path, "sweep", "--out", str(out), *TWO, *QUICK, env=STAND_IN | {"FAULT": "slow"})
+    assert done.answer["not_run"] == {}
+    assert {row.variant for row in rows_of(out) if row.requests} == {"baseline", "eagle3"}
+
+
+@pytest.mark.parametrize("phase", ["warm_up", "window", "drain", "between"])
+def test_a_started_server_that_dies(tmp_path: Path, phase: str) -> None:
+    """Every point from there on is invalid at once, what came before is kept, and --resume starts it anew."""
+    out = tmp_path / "run"
+    words = ["sweep", "--out", str(out), "--model", "m", "--variants", "baseline", "--repeats", "1", *QUICK]
+    words += ["--concurrency", "1,2" if phase == "between" else "1", "--duration", "4" if phase == "window" else "0.6"]
+    slow = {"GAP": "0.5"} if phase == "drain" else {}
+    with Command(tmp_path, *words, env=STAND_IN | slow, code=WARMING_UP if phase == "warm_up" else CODE) as command:
+        command.says("warming up" if phase == "warm_up" else "variant")
+        if phase == "window":
+            command.until(lambda: (out / "requests.jsonl").stat().st_size)
+        if phase == "drain":
+            time.sleep(2)  # of 4 s that a request takes: the window of 0.6 s is over, its requests are not
+        if phase == "between":
+            command.until(lambda: rows_of(out))
+        (server,) = RunFolder(out).manifest.servers.values()
+        os.killpg(int(server.pid or 0), signal.SIGKILL)
+        assert command.end() in (3, 4)
+    died = [row.verdict == "server_died" for row in rows_of(out)]
+    assert died == ([False, True] if phase == "between" else [True])
+    assert phase in ("warm_up", "drain") or any(record.ok for record in RunFolder(out).requests())
+    run(tmp_path, "sweep", "--resume", "--out", str(out), env=STAND_IN)
+    assert len(RunFolder(out).manifest.servers) == 2
+    assert [row.requests > 0 and not row.errors for row in rows_of(out)] == [True] * len(died)
+    assert verify_run(out).problems == ()
+
+
+def test_another_model_behind_the_same_address(tmp_path: Path) -> None:
+    """A server that comes back with another model between two points is noticed, and the manifest names both."""
+    out, other = tmp_path / "run", tmp_path / "other.json"
+    sound = (ROOT / "harness" / "sim" / "presets" / f"{SIM}.json").read_text()
+    other.write_text(sound.replace('"model": "', '"model": "another/'))
+    with (
+        reserved_ports(2) as ports,
+        simulated(ports[0], 1),
+        simulated(ports[1], 1, "--preset", str(other)),
+        talking(before(lambda: f"http://127.0.0.1:{ports[bool(rows_of(out))]}")) as url,
+    ):
+        words = ("--attach", f"baseline={url}", "--concurrency", "1,2", "--repeats", "1")
+        done = run(tmp_path, "sweep", "--out", str(out), *words, *QUICK)
+    assert done.process.returncode in (3, 4)
+    assert [row.verdict == "unproven_worker" for row in rows_of(out)] == [False, True]
+    manifest = RunFolder(out).manifest
+    models = {str(server.server_args["model_path"]) for server in manifest.servers.values()}
+    assert sorted(model.startswith("another/") for model in models) == [False, True]
+    assert [line for line in manifest.warnings if "answers in place of" in line]
