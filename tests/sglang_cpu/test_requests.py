@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -58,6 +57,7 @@ def test_request_features(patched: Patched, reference: dict[str, list[Answer]], 
     assert patched.state()["steps_off"] > before
 
 
+@pytest.mark.needs_grammars
 @GATES
 def test_grammars(patched: Patched, reference: dict[str, list[Answer]], gate: dict[str, int]) -> None:
     """Constrained output is the baseline's and obeys its grammar.
@@ -107,8 +107,9 @@ def test_abort_one_running_request(patched: Patched, reference: dict[str, list[A
     patched.probe(force=3)
     with ThreadPoolExecutor(16) as pool:
         doomed = _start(pool, patched.server, "doomed", 700)
+        patched.wait_for_steps(4)
         others = [pool.submit(patched.server.generate, **request) for request in streams()[:8]]
-        time.sleep(0.5)
+        patched.wait_for_steps(4, batch=2)
         patched.server.post("/abort_request", {"rid": "doomed"})
         aborted = doomed.result()
         finished = [other.result() for other in others]
@@ -126,7 +127,7 @@ def test_abort_all(patched: Patched) -> None:
         patched.set_policy(threshold)
         with ThreadPoolExecutor(6) as pool:
             doomed = [_start(pool, patched.server, f"doomed-{threshold}-{i}", 700) for i in range(6)]
-            time.sleep(0.7)
+            patched.wait_for_steps(4, batch=6)
             patched.server.post("/abort_request", {"abort_all": True})
             replies = [future.result() for future in doomed]
         assert [reply["meta_info"]["finish_reason"]["type"] for reply in replies] == ["abort"] * 6

@@ -1,6 +1,7 @@
 """Test-only looks into a server, and the few things that tests make it do.
 
-Always: one log line per EAGLE worker that is made, and the number of free KV slots in /server_info.
+Always: one log line per EAGLE worker that is made; in /server_info the number of free KV slots and, on a GPU, the
+bytes that tensors hold there.
 
 With SPECPIVOT_TEST_WRONG_CLASS=1 the choice of worker stays upstream's: a patch of a class that does not run.
 
@@ -62,12 +63,16 @@ def _announced(original: Any, name: str) -> Any:
 
 
 @after_import("sglang.srt.managers.scheduler")
-def _show_free_slots(module: Any) -> None:
+def _show_free_memory(module: Any) -> None:
+    import torch
+
     def make(original: Any) -> Any:
         def get_internal_state(self: Any, request: Any) -> Any:
             answer = original(self, request)
-            free = int(self.token_to_kv_pool_allocator.available_size())
-            answer.internal_state = dict(answer.internal_state, probe_free_kv_slots=free)
+            seen = {"probe_free_kv_slots": int(self.token_to_kv_pool_allocator.available_size())}
+            if torch.cuda.is_available():
+                seen["probe_gpu_bytes"] = torch.cuda.memory_allocated()
+            answer.internal_state = dict(answer.internal_state, **seen)
             return answer
 
         return get_internal_state
@@ -161,8 +166,8 @@ if _FOLDER is not None:
         pool, proposal = runner.token_to_kv_pool, batch.spec_info
         np.savez(
             _FOLDER / f"{rid}@{length}.npz",
-            keys=pool.get_key_buffer(0)[slots].numpy(),
-            values=pool.get_value_buffer(0)[slots].numpy(),
-            proposed=proposal.topk_index[row].numpy(),
-            probabilities=proposal.topk_p[row].numpy(),
+            keys=pool.get_key_buffer(0)[slots].cpu().numpy(),
+            values=pool.get_value_buffer(0)[slots].cpu().numpy(),
+            proposed=proposal.topk_index[row].cpu().numpy(),
+            probabilities=proposal.topk_p[row].cpu().numpy(),
         )
