@@ -26,10 +26,11 @@ from tests.sglang_cpu.traffic import Answer
 
 HERE = Path(__file__).parent
 TEST_TIMEOUT_S = 900  # one test may build environments and start two servers on a busy machine
-SERVER_FIXTURES = ("unpatched", "doomed", "patched", "paged", "tree", "wrong")
+SERVER_FIXTURES = ("unpatched", "doomed", "patched", "paged", "tree", "two_ranks", "wrong")
 PAGED_SUBSET = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
 WRONG_SUBSET = (Arrangement("0.5.9", "v1"), Arrangement("0.5.23", "v2"))
 TREES = tuple(one for one in ARRANGEMENTS if one.worker == "v1")  # v2 serves chains only
+PARALLEL = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
 GPU_SUITE = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
 GPU_MODULES = ("test_unpatched", "test_switching", "test_requests", "test_draft_kv", "test_memory", "test_with_graphs")
 MACHINE = pytest.StashKey[Machine]()
@@ -194,9 +195,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every test that uses `arrangement` runs once for each release and worker class that its servers exist for."""
     if "arrangement" not in metafunc.fixturenames:
         return
-    subset = {"paged": PAGED_SUBSET, "tree": TREES, "wrong": WRONG_SUBSET}
+    subset = {"paged": PAGED_SUBSET, "tree": TREES, "wrong": WRONG_SUBSET, "two_ranks": PARALLEL}
     used = next((name for name in subset if name in metafunc.fixturenames), None)
-    chosen = [one for one in ARRANGEMENTS if used != "tree" or one in TREES]
+    chosen = subset[used] if used in ("tree", "two_ranks") else ARRANGEMENTS
     named = metafunc.definition.get_closest_marker("arrangements")
     if named is not None:
         chosen = [one for one in chosen if one.name in named.args]
@@ -267,6 +268,20 @@ def tree(
     """A patched v1 server whose draft proposes a tree."""
     server = slot.use(slot_module.tree(arrangement, models, probes))
     yield from _checked(Patched(arrangement, server, probes))
+
+
+@pytest.fixture
+def two_ranks(
+    slot: Slot,
+    models: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    arrangement: Arrangement,
+    reference: dict[str, list[Answer]],
+) -> Iterator[Patched]:
+    """A patched server on two tensor-parallel ranks, whose probes see this server only; it ends with the test."""
+    probes = tmp_path_factory.mktemp("ranks")
+    yield Patched(arrangement, slot.use(slot_module.two_ranks(arrangement, models, probes)), probes)
+    slot.empty()
 
 
 @pytest.fixture

@@ -130,9 +130,9 @@ class Patched:
     probes: Path = field(repr=False)
     kv_tolerance: float = 0.0
 
-    def set_policy(self, threshold: int, resume_at: int = 0, min_dwell: int = 0) -> None:
-        """Set the live policy and read it back; -1 never disables. Forgets what `probe` has asked for."""
-        self.probe()
+    def set_policy(self, threshold: int, resume_at: int = 0, min_dwell: int = 0, **probe: Any) -> None:
+        """Set the live policy and read it back; -1 never disables. Forgets what `probe` has asked for before."""
+        self.probe(**probe)
         update = {
             "speculative_disable_batch_threshold": threshold,
             "speculative_min_dwell_steps": min_dwell,
@@ -207,3 +207,8 @@ def paged(arrangement: Arrangement, models: Path, probes: Path) -> Wanted:
 def tree(arrangement: Arrangement, models: Path, probes: Path) -> Wanted:
     """The same with a draft that proposes a tree."""
     return patched(arrangement, models, probes, topk=4, name="tree")
+
+
+def two_ranks(arrangement: Arrangement, models: Path, probes: Path) -> Wanted:
+    """The same on two tensor-parallel ranks, with probes of its own."""
+    return patched(arrangement, models, probes, extra=("--tp-size", "2"), name="two-ranks")

@@ -8,7 +8,10 @@ With SPECPIVOT_TEST_WRONG_CLASS=1 the choice of worker stays upstream's: a patch
 With SPECPIVOT_TEST_PROBES=FOLDER, in which the tests write control.json while the server runs:
 - "force": N makes the gate switch every N decode steps, whatever the policy says;
 - "ungate": true runs what should be an off step as upstream's own step: a patch that does not take;
+- "deaf_rank": N leaves that tensor-parallel rank's policy as it is when one is set: ranks that differ;
 - "sync": false takes back what an off step has written to the draft's KV: the negative control of the draft KV test;
+- every rank adds to FOLDER/steps-PID.jsonl its decode steps: requests, draft steps that the gate asked for, target
+  tokens, rounds of proposals;
 - every request whose rid starts with "probe-" leaves FOLDER/RID@LENGTH.npz at each round of proposals: the draft's KV
   rows of all its positions so far, and the proposal that the round starts from.
 """
@@ -106,6 +109,28 @@ if _FOLDER is not None:
             return decide
 
         _wrap(module.Gate, "decide", make)
+
+    @after_import("patched_worker.control")
+    def _watch_ranks(module: Any) -> None:
+        def make_end(original: Any) -> Any:
+            def end(self: Any, step: Any, *args: Any) -> None:
+                with (_FOLDER / f"steps-{os.getpid()}.jsonl").open("a") as file:
+                    file.write(json.dumps([step.batch, step.num_steps, step.target_tokens, step.draft_calls]) + "\n")
+                original(self, step, *args)
+
+            return end
+
+        def make_apply(original: Any) -> Any:
+            def apply(self: Any, policy: Any) -> None:
+                import torch.distributed
+
+                if torch.distributed.get_rank() != _control.get("deaf_rank", -1):
+                    original(self, policy)
+
+            return apply
+
+        _wrap(module.Control, "end", make_end)
+        _wrap(module.Control, "apply", make_apply)
 
     @after_import("patched_worker.eagle_v1", "patched_worker.off_step")
     def _ungate(module: Any) -> None:
