@@ -26,13 +26,16 @@ from tests.sglang_cpu.traffic import Answer
 
 HERE = Path(__file__).parent
 TEST_TIMEOUT_S = 900  # one test may build environments and start two servers on a busy machine
-SERVER_FIXTURES = ("unpatched", "doomed", "patched", "paged", "tree", "two_ranks", "wrong")
+SERVER_FIXTURES = ("unpatched", "doomed", "patched", "paged", "tree", "two_ranks", "synced", "wrong")
 PAGED_SUBSET = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
 WRONG_SUBSET = (Arrangement("0.5.9", "v1"), Arrangement("0.5.23", "v2"))
 TREES = tuple(one for one in ARRANGEMENTS if one.worker == "v1")  # v2 serves chains only
 PARALLEL = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
 GPU_SUITE = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
-GPU_MODULES = ("test_unpatched", "test_switching", "test_requests", "test_draft_kv", "test_memory", "test_with_graphs")
+GPU_MODULES = (
+    *("test_unpatched", "test_switching", "test_requests", "test_draft_kv", "test_memory", "test_with_graphs"),
+    "test_tensor_parallel",
+)
 MACHINE = pytest.StashKey[Machine]()
 _absent: list[str] = []
 
@@ -81,6 +84,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _on_gpu(item: pytest.Item, machine: Machine) -> bool:
     arrangement = _arrangement(item)
     if item.path.stem not in GPU_MODULES or arrangement not in GPU_SUITE or arrangement.release not in machine.releases:
+        return False
+    if "two_ranks" in getattr(item, "fixturenames", ()) and machine.ranks < 2:
         return False
     return machine.grammars or not item.get_closest_marker("needs_grammars")
 
@@ -227,8 +232,9 @@ def unpatched(
 @pytest.fixture
 def doomed(slot: Slot, models: Path, arrangement: Arrangement) -> Iterator[Server]:
     """Static EAGLE-3 for a test that kills it."""
-    yield slot.use(static_eagle(arrangement, models))
-    slot.empty()
+    wanted = static_eagle(arrangement, models)
+    yield slot.use(wanted)
+    slot.stop(wanted)
 
 
 @pytest.fixture(scope="session")
@@ -280,8 +286,23 @@ def two_ranks(
 ) -> Iterator[Patched]:
     """A patched server on two tensor-parallel ranks, whose probes see this server only; it ends with the test."""
     probes = tmp_path_factory.mktemp("ranks")
-    yield Patched(arrangement, slot.use(slot_module.two_ranks(arrangement, models, probes)), probes)
-    slot.empty()
+    wanted = slot_module.two_ranks(arrangement, models, probes)
+    yield Patched(arrangement, slot.use(wanted), probes)
+    slot.stop(wanted)
+
+
+@pytest.fixture(params=[1, 3])
+def synced(
+    request: pytest.FixtureRequest,
+    slot: Slot,
+    models: Path,
+    probes: Path,
+    arrangement: Arrangement,
+    reference: dict[str, list[Answer]],
+) -> Iterator[Patched]:
+    """A patched v2 server that brings the draft's KV up more often than by default."""
+    server = slot.use(slot_module.synced(arrangement, models, probes, request.param))
+    yield from _checked(Patched(arrangement, server, probes, slot.machine.kv_tolerance))
 
 
 @pytest.fixture

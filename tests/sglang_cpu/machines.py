@@ -32,6 +32,7 @@ class Machine:
         baseline: what a server without speculation gets besides.
         variables: environment variables of every server.
         resident: servers that may run side by side.
+        ranks: tensor-parallel ranks that a server can have.
         start_timeout_s: how long a start may take.
         largest_graph: requests in the largest captured batch; 0 without CUDA graphs.
         grammars: whether a grammar backend is installed.
@@ -45,6 +46,7 @@ class Machine:
     baseline: tuple[str, ...]
     variables: tuple[tuple[str, str], ...]
     resident: int = 1
+    ranks: int = 2
     start_timeout_s: float = 240.0
     largest_graph: int = 0
     grammars: bool = True
@@ -92,6 +94,7 @@ def gpu() -> Machine:
             ("PYTHONUNBUFFERED", "1"),
         ),
         resident=8,
+        ranks=len(gpus()),
         start_timeout_s=200.0,
         largest_graph=int(CAPTURED[-1]),
         grammars=grammars,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -76,10 +77,15 @@ class Slot:
         """Every server that runs, ill or not."""
         return list(self._running.items())
 
+    def stop(self, wanted: Wanted) -> None:
+        """Stop that server, if it runs."""
+        if wanted in self._running:
+            servers.stop(self._running.pop(wanted))
+
     def empty(self) -> None:
         """Stop all servers."""
         for wanted in list(self._running):
-            servers.stop(self._running.pop(wanted))
+            self.stop(wanted)
 
     def _start(self, wanted: Wanted) -> Server:
         log = self._logs / f"{next(self._starts):02}-{wanted.name}.log"
@@ -94,7 +100,7 @@ class Slot:
     def _make_room(self, wanted: Wanted) -> None:
         """Stop this server if it is ill, and those that have run longest until there is room for it."""
         while self._running and (wanted in self._running or len(self._running) >= self.machine.resident):
-            servers.stop(self._running.pop(wanted if wanted in self._running else next(iter(self._running))))
+            self.stop(wanted if wanted in self._running else next(iter(self._running)))
 
 
 def baseline(arrangement: Arrangement, machine: Machine) -> Wanted:
@@ -211,4 +217,12 @@ def tree(arrangement: Arrangement, models: Path, probes: Path) -> Wanted:
 
 def two_ranks(arrangement: Arrangement, models: Path, probes: Path) -> Wanted:
     """The same on two tensor-parallel ranks, with probes of its own."""
-    return patched(arrangement, models, probes, extra=("--tp-size", "2"), name="two-ranks")
+    cores = sorted(os.sched_getaffinity(0))
+    bound = {"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}  # asked for where ranks outnumber NUMA nodes
+    return patched(arrangement, models, probes, extra=("--tp-size", "2"), variables=bound, name="two-ranks")
+
+
+def synced(arrangement: Arrangement, models: Path, probes: Path, steps: int) -> Wanted:
+    """The same with a ring of that many steps."""
+    extra = ("--speculative-draft-sync-steps", str(steps))
+    return patched(arrangement, models, probes, extra=extra, name=f"sync-{steps}")
