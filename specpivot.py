@@ -6,6 +6,7 @@ import typer
 
 import harness.cli
 import patched_worker.compat
+import patched_worker.validated
 import tuner.cli
 
 app = typer.Typer(
@@ -14,7 +15,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-harness.cli.register(app, {name: tuple(module.VERSIONS) for name, module in patched_worker.compat.WORKERS.items()})
+harness.cli.register(
+    app,
+    {name: tuple(module.VERSIONS) for name, module in patched_worker.compat.WORKERS.items()},
+    patched_worker.validated.by_release(),
+)
 tuner.cli.register(app)
 
 

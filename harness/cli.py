@@ -19,7 +19,7 @@ from harness.bench_cli import WORDS_FOLLOW, bench
 from harness.command import command_line, default_folder, last_line
 from harness.config import SweepConfig, load_config, make_config
 from harness.console import ConsoleReporter
-from harness.doctor import Diagnosis, Releases, diagnose
+from harness.doctor import Diagnosis, Releases, Validated, diagnose
 from harness.environment import gpus
 from harness.errors import UserError
 from harness.runfolder import RunFolder
@@ -30,18 +30,19 @@ from harness.sweep import Keys, run_sweep
 from harness.verify import verify_run
 
 
-def register(app: typer.Typer, releases: Releases) -> None:
+def register(app: typer.Typer, releases: Releases, validated: Validated) -> None:
     """Add these commands to the command line.
 
     Args:
         app: the command line.
         releases: what the patched worker supports, for doctor.
+        validated: on what it was tried, for doctor.
     """
 
     @app.command("doctor")
     def doctor() -> None:
         """Tell what would run here, and what is in the way."""
-        report_diagnosis(diagnose(releases))
+        report_diagnosis(diagnose(releases, validated))
 
     app.command("sweep")(sweep)
     app.command("bench", context_settings=WORDS_FOLLOW)(bench)

@@ -14,6 +14,8 @@ from harness.selftest import load_calibration
 
 # Class to the SGLang releases for which an off step exists and was tried.
 Releases = Mapping[str, tuple[str, ...]]
+# SGLang release to what was validated of it, one line each.
+Validated = Mapping[str, tuple[str, ...]]
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -34,11 +36,12 @@ class Diagnosis(msgspec.Struct, frozen=True):
         return not any(finding.remedy for finding in self.findings)
 
 
-def diagnose(releases: Releases) -> Diagnosis:
+def diagnose(releases: Releases, validated: Validated) -> Diagnosis:
     """Look at this machine.
 
     Args:
         releases: what the patched worker supports.
+        validated: on what it was tried.
     """
     facts = collect_environment()
     gpus = [f"{gpu['name']} ({gpu['memory_gib']} GiB, sm{gpu['sm']})" for gpu in facts["gpus"]]
@@ -48,6 +51,7 @@ def diagnose(releases: Releases) -> Diagnosis:
             Finding("python", str(facts["python"])),
             Finding("GPU", ", ".join(gpus) or "none: sweep uses simulated servers unless you --attach"),
             _sglang(releases),
+            *_validated(validated),
             _files(),
             _client(),
         )
@@ -73,6 +77,17 @@ def _workers(version: str, workers: list[str]) -> str:
     chosen, other = ("EAGLEWorkerV2", "EAGLEWorker") if v2_by_default else ("EAGLEWorker", "EAGLEWorkerV2")
     how = "--disable-overlap-schedule" if v2_by_default else "SGLANG_ENABLE_SPEC_V2=1"
     return f"{chosen} (default) and {other} ({how})"
+
+
+def _validated(validated: Validated) -> list[Finding]:
+    """What was tried of the release that is installed here, or of each."""
+    version = installed("sglang")
+    return [
+        Finding("tried", f"{release} {line}")
+        for release, lines in validated.items()
+        if version in (None, release)
+        for line in lines
+    ]
 
 
 def _files() -> Finding:

@@ -95,6 +95,7 @@ class Control:
         self.last_error: str | None = None
         self.switches = 0
         self.ungated = 0
+        self.off_graph_steps = 0
         self._tallies: dict[tuple[int, str], Tally] = {}
         self._step: Step | None = None
         self._last_state: str | None = None
@@ -125,10 +126,15 @@ class Control:
         if self._step is not None:
             self._step.draft_calls += 1
 
-    def end(self, step: Step) -> None:
-        """Count the step as what it was. Its time runs from `begin` to the next worker call, or to idleness."""
+    def end(self, step: Step, graph: bool = False) -> None:
+        """Count the step as what it was. Its time runs from `begin` to the next worker call, or to idleness.
+
+        Args:
+            graph: whether the target's forward replayed a captured graph.
+        """
         self._step = None
         state = OFF if step.draft_calls == 0 and step.target_tokens == step.batch else ON
+        self.off_graph_steps += graph and state == OFF
         if step.off and state == ON:
             self._count_ungated(
                 f"gated step of {step.batch} requests ran {step.target_tokens} target tokens, {step.draft_calls} drafts"
@@ -206,6 +212,7 @@ class Control:
             "last_error": self.last_error,
             "steps_on": self._steps(ON),
             "steps_off": self._steps(OFF),
+            "off_graph_steps": self.off_graph_steps,
             "switches": self.switches,
             "ungated": self.ungated,
             "by_batch": [{"batch": batch, "state": state, **asdict(tally)} for (batch, state), tally in rows],

@@ -76,7 +76,7 @@ def worker_class(base: Any, identity: Identity, settings: Settings) -> type:
             self.token_count.before(batch.reqs)
             step = control.begin(len(batch.reqs))
             result = self.off_step.run(batch) if step.off else super().forward_batch_generation(batch, *args, **kwargs)
-            control.end(step)
+            control.end(step, bool(result.can_run_cuda_graph))
             step.add_tokens(self.token_count.after())  # verify has appended them, finished requests' included
             return result
 

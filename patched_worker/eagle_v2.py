@@ -116,7 +116,7 @@ def worker_class(base: Any, identity: Identity, settings: Settings) -> type:
             else:
                 off.before_on_step(batch)
                 result = super().forward_batch_generation(batch, **kwargs)
-            control.end(step)
+            control.end(step, bool(result.can_run_cuda_graph))
             result.specpivot_step = step
             return result
 

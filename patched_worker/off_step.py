@@ -104,10 +104,12 @@ class OffStep(ABC):
         """
         previous, rows = batch.spec_info, self.host_rows(batch)
         new_seq_lens = batch.seq_lens + 1
-        # known before the forward: preparing the next step need not wait for it, as with a decode of a plain server
-        known = self.lengths_known(new_seq_lens, publish)
         with self.restored(batch), self._plain_decode():
+            slots = self._slots_of_full_ring(batch, rows, new_seq_lens)
             self._make_plain(batch, previous, new_seq_lens)
+            # Before the forward, so that preparing the next step need not wait for it; after every slot was looked
+            # up, because from here on the scheduler may give the row of a request that has ended to another one
+            known = self.lengths_known(new_seq_lens, publish)
             out, forward_batch = self.plain_forward(batch)
         if grammar_barrier is not None:
             grammar_barrier()
@@ -117,12 +119,12 @@ class OffStep(ABC):
             logits.next_token_logprobs = logits.next_token_logprobs.reshape(-1, 1)  # spec's layout: request, token
         next_input = self.next_input(previous, tokens, new_seq_lens, known)
         self.pending.add(batch.req_pool_indices, rows, batch.seq_lens, tokens, logits.hidden_states)
-        if self.pending.most(rows) >= self.pending.length:
+        if slots is not None:
             with self.restored(batch):
                 batch.seq_lens = new_seq_lens
                 if batch.seq_lens_cpu is not None:
                     batch.seq_lens_cpu = batch.seq_lens_cpu + 1
-                self._catch_up(batch, next_input)
+                self._catch_up(batch, next_input, slots)
         return self.result(out, forward_batch, tokens, new_seq_lens, next_input)
 
     def before_on_step(self, batch: Any) -> bool:
@@ -130,7 +132,8 @@ class OffStep(ABC):
         if self.pending.most(self.host_rows(batch)) == 0:
             return False
         with self.restored(batch):
-            self._catch_up(batch, batch.spec_info)
+            slots = self._ring_slots(batch.req_pool_indices, batch.seq_lens - self._counts(batch))
+            self._catch_up(batch, batch.spec_info, slots)
         return True
 
     def before_prefill(self, batch: Any) -> None:
@@ -170,12 +173,28 @@ class OffStep(ABC):
 
     # ---- draft KV
 
-    def _catch_up(self, batch: Any, draft_input: Any) -> None:
+    def _slots_of_full_ring(self, batch: Any, rows: list[int], new_seq_lens: Any) -> Any:
+        """Where this step's catch-up will write, if the step fills the ring of any request; else None."""
+        if self.pending.most(rows) + 1 < self.pending.length:
+            return None
+        return self._ring_slots(batch.req_pool_indices, new_seq_lens - self._counts(batch) - 1)
+
+    def _counts(self, batch: Any) -> Any:
+        return self.pending.counts_of(self.host_rows(batch)).to(batch.seq_lens.device, non_blocking=True)
+
+    def _ring_slots(self, rows: Any, start: Any) -> Any:
+        """KV slots of a ring's positions from `start` on, flat."""
+        import torch
+
+        return self._req_to_token[rows.unsqueeze(1), self.pending.positions(start)].reshape(-1).to(torch.int64)
+
+    def _catch_up(self, batch: Any, draft_input: Any, slots: Any) -> None:
         """Draft-extend the pending positions of every request of the batch, and propose from the last one.
 
         Args:
             batch: with `seq_lens` = the present lengths; the caller restores it.
             draft_input: gets the proposals; requests with nothing pending keep theirs.
+            slots: of `_ring_slots`, from the first pending position on.
         """
         import torch
 
@@ -184,8 +203,7 @@ class OffStep(ABC):
         counts = host_counts.to(rows.device, non_blocking=True)
         start = batch.seq_lens - counts
         tokens, hidden = pending.window(rows, start)
-        slots = self._req_to_token[rows.unsqueeze(1), pending.positions(start)]
-        batch.out_cache_loc = slots.reshape(-1).to(torch.int64)
+        batch.out_cache_loc = slots
         batch.seq_lens = start
         if batch.seq_lens_cpu is not None:
             batch.seq_lens_cpu = batch.seq_lens_cpu - host_counts

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-NOBODY = -1  # host row of a request that has ended, but whose batch still runs once more
-
 
 class Pending:
     """A ring of (token, hidden state) per request.
@@ -26,7 +24,7 @@ class Pending:
         import torch
 
         self.length = length
-        self.counts = [0] * (rows + 1)  # the last one is NOBODY's
+        self.counts = [0] * rows
         self._device = device
         self._offsets = torch.arange(length, dtype=torch.int64, device=device)
         self._tokens = torch.zeros(rows * length, dtype=torch.int64, device=device)
@@ -49,7 +47,6 @@ class Pending:
         self._hidden[cells] = hidden
         for row in host_rows:
             self.counts[row] += 1
-        self.counts[NOBODY] = 0
 
     def clear(self, host_rows: list[int]) -> None:
         """Forget these requests' positions: they were written, or a prefill is about to."""

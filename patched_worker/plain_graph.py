@@ -27,7 +27,7 @@ def capture(model_runner: Any) -> tuple[Any, Any] | None:
 
     if not isinstance(model_runner.decode_cuda_graph_runner, stock.DecodeCudaGraphRunner):
         return None
-    started, free_before = time.perf_counter(), _free_gb(model_runner)
+    began = time.perf_counter(), free_gb(model_runner)
     kept = model_runner.attn_backend, model_runner.init_new_workspace
     try:
         backend = model_runner._get_attention_backend(init_new_workspace=True)
@@ -37,13 +37,25 @@ def capture(model_runner: Any) -> tuple[Any, Any] | None:
         )
     finally:
         model_runner.attn_backend, model_runner.init_new_workspace = kept
+    announce(runner, model_runner, *began)
+    return runner, backend
+
+
+def announce(runner: Any, model_runner: Any, began_s: float, free_before_gb: float) -> None:
+    """Log what the plain decode's graphs took of start-up time and memory.
+
+    Args:
+        runner: SGLang's graph runner, after its capture.
+        model_runner: the target's.
+        began_s: perf_counter before the capture.
+        free_before_gb: `free_gb` then.
+    """
     logger.info(
         "specpivot: captured plain decode for batches %s in %.1f s, %.2f GB",
         runner.capture_bs,
-        time.perf_counter() - started,
-        free_before - _free_gb(model_runner),
+        time.perf_counter() - began_s,
+        free_before_gb - free_gb(model_runner),
     )
-    return runner, backend
 
 
 def _runner_class(base: Any) -> Any:
@@ -72,7 +84,8 @@ def _runner_class(base: Any) -> Any:
     return PlainDecodeGraphRunner
 
 
-def _free_gb(model_runner: Any) -> float:
+def free_gb(model_runner: Any) -> float:
+    """Memory that is free on the model's GPU, in GB."""
     from sglang.srt.utils.common import get_available_gpu_memory
 
     free: float = get_available_gpu_memory(model_runner.device, model_runner.gpu_id)

@@ -7,9 +7,12 @@ as a plain server would build them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from patched_worker.plain_graph import announce, free_gb
 
 
 def capture(target: Any) -> tuple[Any, Any]:
@@ -25,10 +28,17 @@ def capture(target: Any) -> tuple[Any, Any]:
         try:
             backend = target._get_attention_backend(init_new_workspace=True)
             target.attn_backend = backend  # where capturing looks for it
-            runner = None if target.graph_runner is None else type(target.graph_runner)(target)
+            runner = None if target.graph_runner is None else _captured(target)
         finally:
             target.attn_backend, target.init_new_workspace = kept
     return runner, backend
+
+
+def _captured(target: Any) -> Any:
+    began = time.perf_counter(), free_gb(target)
+    runner = type(target.graph_runner)(target)
+    announce(runner, target, *began)
+    return runner
 
 
 @contextmanager

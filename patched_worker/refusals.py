@@ -24,6 +24,7 @@ ARRANGEMENTS: tuple[tuple[str, object, str], ...] = (
     ("speculative_use_rejection_sampling", False, "not validated; drop --speculative-use-rejection-sampling"),
     ("enable_mixed_chunk", False, "a prefill would carry decode requests; drop --enable-mixed-chunk"),
     ("enable_streaming_session", False, "a session keeps KV beyond a request; drop --enable-streaming-session"),
+    ("enable_torch_compile", False, "compiled plain decode graphs are not validated; drop --enable-torch-compile"),
     ("enable_mis", False, "multi-item scoring is not validated; drop --enable-mis"),
 )
 # attribute of the target's ModelRunner that says it holds more than a plain KV cache

@@ -27,11 +27,11 @@ def speculative(control: Control, batch: int) -> Step:
     return step
 
 
-def plain(control: Control, batch: int) -> Step:
+def plain(control: Control, batch: int, graph: bool = False) -> Step:
     """A step of one target token per request."""
     step = control.begin(batch)
     control.saw_target(batch)
-    control.end(step)
+    control.end(step, graph)
     return step
 
 
@@ -53,6 +53,18 @@ def test_steps_are_counted_by_what_ran(control: Control) -> None:
     assert (snapshot["steps_on"], snapshot["steps_off"], snapshot["switches"]) == (2, 1, 1)
     assert (row(control, 2, "on")["steps"], row(control, 5, "off")["steps"]) == (2, 1)
     assert snapshot["last_error"] is None
+
+
+def test_plain_steps_that_replay_a_graph_are_counted(control: Control) -> None:
+    """Only plain steps, and only those whose target ran as a captured graph."""
+    plain(control, 5, graph=True)
+    plain(control, 6)
+    step = control.begin(2)
+    control.saw_draft()
+    control.saw_target(2 * DRAFT_TOKENS)
+    control.end(step, graph=True)
+
+    assert control.snapshot()["off_graph_steps"] == 1
 
 
 def test_a_gated_step_that_speculates_is_ungated(control: Control, caplog: pytest.LogCaptureFixture) -> None:

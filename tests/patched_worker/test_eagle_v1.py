@@ -21,15 +21,18 @@ def _module(monkeypatch: pytest.MonkeyPatch, name: str, **content: object) -> No
 
 @pytest.fixture
 def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two names of SGLang that are imported on the way."""
-    for package in ("sglang", "sglang.srt", "sglang.srt.speculative", "sglang.srt.model_executor"):
+    """The three names of SGLang that are imported on the way."""
+    for package in ("sglang", "sglang.srt", "sglang.srt.speculative", "sglang.srt.model_executor", "sglang.srt.utils"):
         _module(monkeypatch, package)
     _module(monkeypatch, "sglang.srt.speculative.spec_info", SpeculativeAlgorithm=SimpleNamespace(NONE="none"))
     _module(monkeypatch, "sglang.srt.model_executor.forward_batch_info", ForwardMode=SimpleNamespace(DECODE="decode"))
+    _module(monkeypatch, "sglang.srt.utils.common", get_available_gpu_memory=lambda device, gpu_id: 80.0)
 
 
 class Target:
     """A ModelRunner that notes from which arguments its backend and graphs are built."""
+
+    device, gpu_id = "cuda", 0
 
     def __init__(self, graph_runner: object, fails: bool = False) -> None:
         self.server_args = SimpleNamespace(
@@ -56,6 +59,8 @@ class Target:
 
 class Graphs:
     """A CudaGraphRunner that notes the backend it captures on."""
+
+    capture_bs = (1, 2)
 
     def __init__(self, target: Any) -> None:
         self.captured_on = target.attn_backend

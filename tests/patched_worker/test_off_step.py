@@ -1,13 +1,16 @@
-"""How much of its KV a request of spec v2 may hand to the radix cache."""
+"""How much KV a request of spec v2 may hand to the radix cache, and what an off step reads before it publishes."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from patched_worker.off_step import synced_length
+from patched_worker.off_step import OffStep, synced_length
 
 
 @pytest.mark.parametrize(
@@ -27,3 +30,111 @@ def test_shared_prefix_ends_where_draft_kv_is_written(row: int | None, length: i
     pending: Any = SimpleNamespace(counts=[3, 0])
 
     assert synced_length(pending, row, length, protected) == kept
+
+
+class Tensor(np.ndarray[Any, Any]):
+    """As much of a torch tensor as an off step uses between its start and its forward."""
+
+    device = "cpu"
+
+    def to(self, *args: object, **kwargs: object) -> Tensor:
+        return self
+
+    def unsqueeze(self, axis: int) -> Tensor:
+        return self[:, None]
+
+
+def tensor(*values: int) -> Tensor:
+    return np.array(values).view(Tensor)
+
+
+class RequestRows:
+    """`req_to_token`, noting when it is read."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self._seen = seen
+        self._slots = np.arange(100).reshape(2, 50).view(Tensor)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __getitem__(self, key: Any) -> Any:
+        self._seen.append("slots looked up")
+        return self._slots[key]
+
+
+class RecordedStep(OffStep):
+    """An off step of two requests that writes down the order of what it does."""
+
+    batch_fields = ("seq_lens",)
+    runner_attribute = "graph_runner"
+
+    def __init__(self, pending: int) -> None:
+        self.seen: list[str] = []
+        self.caught_up: list[int] = []
+        self._req_to_token: Any = RequestRows(self.seen)
+        sampled = SimpleNamespace(logits_output=SimpleNamespace(next_token_logprobs=None, hidden_states=None))
+        self._sampled: Any = sampled
+        self.target: Any = SimpleNamespace(sample=lambda logits, batch: tensor(7, 8))
+        self.pending: Any = SimpleNamespace(
+            length=2,
+            most=lambda rows: pending,
+            counts_of=lambda rows: tensor(pending, pending),
+            positions=lambda start: start[:, None] + np.arange(2),
+            add=lambda *args: None,
+        )
+
+    def host_rows(self, batch: Any) -> list[int]:
+        return [0, 1]
+
+    def lengths_known(self, new_seq_lens: Any, publish: Any) -> None:
+        self.seen.append("published")
+
+    def plain_forward(self, batch: Any) -> tuple[Any, Any]:
+        self.seen.append("forward")
+        return self._sampled, None
+
+    def _plain_decode(self) -> Any:
+        return nullcontext()
+
+    def _catch_up(self, batch: Any, draft_input: Any, slots: Any) -> None:
+        self.seen.append("catch-up")
+        self.caught_up = slots.tolist()
+
+    def next_input(self, *args: Any) -> None: ...
+    def result(self, *args: Any) -> None: ...
+    def empty_input(self, like: Any) -> None: ...
+    def before_catch_up(self) -> None: ...
+    def draft_tp_context(self) -> Any: ...
+    def last_tokens(self, draft_input: Any) -> Tensor:
+        return tensor(5, 6)
+
+
+@pytest.fixture
+def batch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Two requests of 10 and 20 tokens; torch and SGLang are there in name only."""
+    torch, info = ModuleType("torch"), ModuleType("sglang.srt.model_executor.forward_batch_info")
+    torch.int64 = np.int64  # type: ignore[attr-defined]
+    info.ForwardMode = SimpleNamespace(DECODE="decode")  # type: ignore[attr-defined]
+    for module in (torch, info):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return SimpleNamespace(
+        spec_info=None,
+        seq_lens=tensor(10, 20),
+        seq_lens_cpu=None,
+        req_pool_indices=tensor(0, 1),
+        return_logprob=False,
+    )
+
+
+@pytest.mark.parametrize(("pending", "catches_up"), [(0, False), (1, True)])
+def test_no_slot_is_looked_up_after_lengths_are_published(batch: Any, pending: int, catches_up: bool) -> None:
+    """From then on a scheduler may rewrite the row of a request that has ended: all slots are known by then."""
+    step = RecordedStep(pending)
+
+    step.run(batch, None)
+
+    published = step.seen.index("published")
+    assert "slots looked up" in step.seen[:published]
+    assert step.seen[published + 1 :] == ["forward", *(["catch-up"] if catches_up else [])]
+    assert step.caught_up == ([9, 10, 69, 70] if catches_up else [])

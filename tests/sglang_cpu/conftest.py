@@ -1,58 +1,104 @@
-"""Fixtures for tests on the real SGLang, one server at a time on two CPU cores.
+"""Fixtures for tests on the real SGLang, one server at a time on two CPU cores, or all of them on a GPU.
 
-Every test here carries the marker `sglang_full` (everything), and `sglang` unless its module says otherwise (the
-subset that `make test` runs). A run that asks for one of the two by `-m` must run every test of it: a skipped or
-deselected one makes the run fail.
+Every test that a CPU can run carries the marker `sglang_full` (everything), and `sglang` unless its module says
+otherwise (the subset that `make test` runs). A run that asks for one of the two by `-m` must run every test of it: a
+skipped or deselected one makes the run fail. `-m sglang_gpu` takes the machine's GPU and the SGLang installed beside
+this Python, for the arrangements of GPU_SUITE: without either there is nothing to run. SPECPIVOT_TEST_MACHINE=rehearsal
+runs that selection on a CPU. SPECPIVOT_TEST_REPORT=FILE keeps results as they come, whatever ends the run.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.sglang_cpu import machines, report
 from tests.sglang_cpu import models as tiny_models
 from tests.sglang_cpu import slot as slot_module
+from tests.sglang_cpu.machines import Machine
 from tests.sglang_cpu.references import References
-from tests.sglang_cpu.servers import ARRANGEMENTS, Arrangement, Server
-from tests.sglang_cpu.slot import Patched, Slot, Wanted, static_eagle
+from tests.sglang_cpu.servers import ARRANGEMENTS, Arrangement, Server, Wanted
+from tests.sglang_cpu.slot import Patched, Slot, baseline, static_eagle
 from tests.sglang_cpu.traffic import Answer
 
 HERE = Path(__file__).parent
 TEST_TIMEOUT_S = 900  # one test may build environments and start two servers on a busy machine
-SERVER_FIXTURES = ("unpatched", "doomed", "patched", "paged", "tree", "wrong")
+SERVER_FIXTURES = ("unpatched", "doomed", "patched", "paged", "tree", "two_ranks", "synced", "wrong")
 PAGED_SUBSET = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
 WRONG_SUBSET = (Arrangement("0.5.9", "v1"), Arrangement("0.5.23", "v2"))
 TREES = tuple(one for one in ARRANGEMENTS if one.worker == "v1")  # v2 serves chains only
+PARALLEL = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
+GPU_SUITE = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
+GPU_MODULES = (
+    *("test_unpatched", "test_switching", "test_requests", "test_draft_kv", "test_memory", "test_with_graphs"),
+    "test_tensor_parallel",
+)
+MACHINE = pytest.StashKey[Machine]()
 _absent: list[str] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[MACHINE] = _machine(config)
     config.addinivalue_line("markers", "sglang: a test on the real SGLang, in the subset of `make test`")
     config.addinivalue_line("markers", "sglang_full: a test on the real SGLang, subset and rest")
+    config.addinivalue_line("markers", "sglang_gpu: a test on the real SGLang on a GPU")
     config.addinivalue_line("markers", "only_full: not in the subset")
+    config.addinivalue_line("markers", "only_gpu: needs CUDA graphs")
+    config.addinivalue_line("markers", "needs_grammars: needs a grammar backend, which a GPU machine may lack")
     config.addinivalue_line("markers", "arrangements(NAME...): the releases and worker classes that a test is about")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if not item.path.is_relative_to(HERE):
-            continue
-        item.add_marker(pytest.mark.sglang_full)
-        if item.get_closest_marker("only_full") is None:
-            item.add_marker(pytest.mark.sglang)
+def _machine(config: pytest.Config) -> Machine:
+    if "sglang_gpu" not in config.getoption("markexpr", ""):
+        return machines.CPU
+    return machines.REHEARSAL if os.environ.get("SPECPIVOT_TEST_MACHINE") == "rehearsal" else machines.gpu()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What a GPU does not run may need packages that its machine lacks."""
+    ours = collection_path.parent == HERE and collection_path.stem.startswith("test_")
+    return True if config.stash[MACHINE].name == "gpu" and ours and collection_path.stem not in GPU_MODULES else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    machine = config.stash[MACHINE]
+    ours = [item for item in items if item.path.is_relative_to(HERE)]
+    for item in ours:
+        if _on_gpu(item, machine):
+            item.add_marker(pytest.mark.sglang_gpu)
+        if item.get_closest_marker("only_gpu") is None:
+            item.add_marker(pytest.mark.sglang_full)
+            if item.get_closest_marker("only_full") is None:
+                item.add_marker(pytest.mark.sglang)
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
+    cannot = [item for item in ours if item.get_closest_marker("only_gpu") and not machine.largest_graph]
+    config.hook.pytest_deselected(items=cannot)
+    items[:] = [item for item in items if item not in cannot]
     items.sort(key=_server_order)  # stable: what is not ours stays where it is
+
+
+def _on_gpu(item: pytest.Item, machine: Machine) -> bool:
+    arrangement = _arrangement(item)
+    if item.path.stem not in GPU_MODULES or arrangement not in GPU_SUITE or arrangement.release not in machine.releases:
+        return False
+    if "two_ranks" in getattr(item, "fixturenames", ()) and machine.ranks < 2:
+        return False
+    return machine.grammars or not item.get_closest_marker("needs_grammars")
+
+
+def _arrangement(item: pytest.Item) -> Arrangement | None:
+    return item.callspec.params.get("arrangement") if hasattr(item, "callspec") else None
 
 
 def _server_order(item: pytest.Item) -> tuple[str, int]:
     """Tests that need the same server follow one another."""
     if not item.path.is_relative_to(HERE):
         return ("", 0)
-    arrangement = item.callspec.params.get("arrangement") if hasattr(item, "callspec") else None
+    arrangement = _arrangement(item)
     names = getattr(item, "fixturenames", ())
     kind = next((rank for rank, name in enumerate(SERVER_FIXTURES) if name in names), len(SERVER_FIXTURES))
     return (arrangement.name if arrangement else "zz", kind)
@@ -65,9 +111,14 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
             _absent.append(f"{item.nodeid} deselected")
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.skipped and report.nodeid.startswith("tests/sglang_cpu/"):
-        _absent.append(f"{report.nodeid} skipped")
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    result = yield
+    if item.path.is_relative_to(HERE):
+        report.add(result)
+        if result.skipped:
+            _absent.append(f"{item.nodeid} skipped")
+    return result
 
 
 @pytest.hookimpl(trylast=True)
@@ -100,11 +151,43 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def slot(models: Path, logs: Path) -> Iterator[Slot]:
-    """Holds the one server that runs."""
-    slot = Slot(models, logs)
-    yield slot
-    slot.empty()
+def machine(pytestconfig: pytest.Config) -> Machine:
+    """Where the servers run."""
+    return pytestconfig.stash[MACHINE]
+
+
+@pytest.fixture(scope="session")
+def slot(request: pytest.FixtureRequest, machine: Machine, models: Path, logs: Path, probes: Path) -> Iterator[Slot]:
+    """Holds the servers that run; where all of them can, they are started together."""
+    slot = Slot(machine, models, logs)
+    report.begin(machine)
+    try:
+        if machine.resident > 1:
+            slot.start_all(_wanted_by(request.session.items, machine, models, probes))
+        yield slot
+    finally:
+        report.end(slot)
+        slot.empty()
+
+
+def _wanted_by(items: list[pytest.Item], machine: Machine, models: Path, probes: Path) -> list[Wanted]:
+    """The servers that these tests will ask for, those without speculation first."""
+    make: dict[str, Callable[[Arrangement], Wanted]] = {
+        "reference": lambda arrangement: baseline(arrangement, machine),
+        "unpatched": lambda arrangement: static_eagle(arrangement, models),
+        "accepted": lambda arrangement: static_eagle(arrangement, models),
+        "patched": lambda arrangement: slot_module.patched(arrangement, models, probes),
+        "paged": lambda arrangement: slot_module.paged(arrangement, models, probes),
+        "tree": lambda arrangement: slot_module.tree(arrangement, models, probes),
+    }
+    return list(
+        dict.fromkeys(
+            wanted(arrangement)
+            for fixture, wanted in make.items()
+            for item in items
+            if (arrangement := _arrangement(item)) is not None and fixture in getattr(item, "fixturenames", ())
+        )
+    )
 
 
 @pytest.fixture(scope="session")
@@ -117,9 +200,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Every test that uses `arrangement` runs once for each release and worker class that its servers exist for."""
     if "arrangement" not in metafunc.fixturenames:
         return
-    subset = {"paged": PAGED_SUBSET, "tree": TREES, "wrong": WRONG_SUBSET}
+    subset = {"paged": PAGED_SUBSET, "tree": TREES, "wrong": WRONG_SUBSET, "two_ranks": PARALLEL[-1:]}
     used = next((name for name in subset if name in metafunc.fixturenames), None)
-    chosen = [one for one in ARRANGEMENTS if used != "tree" or one in TREES]
+    chosen = {"tree": TREES, "two_ranks": PARALLEL}.get(used or "", ARRANGEMENTS)
     named = metafunc.definition.get_closest_marker("arrangements")
     if named is not None:
         chosen = [one for one in chosen if one.name in named.args]
@@ -149,8 +232,9 @@ def unpatched(
 @pytest.fixture
 def doomed(slot: Slot, models: Path, arrangement: Arrangement) -> Iterator[Server]:
     """Static EAGLE-3 for a test that kills it."""
-    yield slot.use(static_eagle(arrangement, models))
-    slot.empty()
+    wanted = static_eagle(arrangement, models)
+    yield slot.use(wanted)
+    slot.stop(wanted)
 
 
 @pytest.fixture(scope="session")
@@ -171,7 +255,7 @@ def patched(
 ) -> Iterator[Patched]:
     """A patched server with radix cache, page size 1 and strict memory checks."""
     server = slot.use(slot_module.patched(arrangement, models, probes))
-    yield from _checked(Patched(arrangement, server, probes))
+    yield from _checked(Patched(arrangement, server, probes, slot.machine.kv_tolerance))
 
 
 @pytest.fixture
@@ -179,10 +263,8 @@ def paged(
     slot: Slot, models: Path, probes: Path, arrangement: Arrangement, reference: dict[str, list[Answer]]
 ) -> Iterator[Patched]:
     """The same with pages of 16 slots, and requests retracted every third step."""
-    wanted = slot_module.patched(
-        arrangement, models, probes, extra=("--page-size", "16"), variables={"SGLANG_TEST_RETRACT": "1"}, name="paged"
-    )
-    yield from _checked(Patched(arrangement, slot.use(wanted), probes))
+    server = slot.use(slot_module.paged(arrangement, models, probes))
+    yield from _checked(Patched(arrangement, server, probes))
 
 
 @pytest.fixture
@@ -190,8 +272,37 @@ def tree(
     slot: Slot, models: Path, probes: Path, arrangement: Arrangement, reference: dict[str, list[Answer]]
 ) -> Iterator[Patched]:
     """A patched v1 server whose draft proposes a tree."""
-    wanted = slot_module.patched(arrangement, models, probes, topk=4, name="tree")
-    yield from _checked(Patched(arrangement, slot.use(wanted), probes))
+    server = slot.use(slot_module.tree(arrangement, models, probes))
+    yield from _checked(Patched(arrangement, server, probes))
+
+
+@pytest.fixture
+def two_ranks(
+    slot: Slot,
+    models: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    arrangement: Arrangement,
+    reference: dict[str, list[Answer]],
+) -> Iterator[Patched]:
+    """A patched server on two tensor-parallel ranks, whose probes see this server only; it ends with the test."""
+    probes = tmp_path_factory.mktemp("ranks")
+    wanted = slot_module.two_ranks(arrangement, models, probes)
+    yield Patched(arrangement, slot.use(wanted), probes)
+    slot.stop(wanted)
+
+
+@pytest.fixture(params=[1, 3])
+def synced(
+    request: pytest.FixtureRequest,
+    slot: Slot,
+    models: Path,
+    probes: Path,
+    arrangement: Arrangement,
+    reference: dict[str, list[Answer]],
+) -> Iterator[Patched]:
+    """A patched v2 server that brings the draft's KV up more often than by default."""
+    server = slot.use(slot_module.synced(arrangement, models, probes, request.param))
+    yield from _checked(Patched(arrangement, server, probes, slot.machine.kv_tolerance))
 
 
 @pytest.fixture

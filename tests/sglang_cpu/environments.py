@@ -64,7 +64,7 @@ def build(release: str) -> Environment:
             _start_anew(packages)
             _pip(base, "-r", str(own_pins), "--no-deps", "--target", str(packages))
             _mark_complete(packages)
-    return Environment(release, base / "venv" / "bin" / "python", (SHIMS, packages))
+    return Environment(release, base / "venv" / "bin" / "python", (SHIMS / "cpu", SHIMS, packages))
 
 
 def _cache() -> Path:

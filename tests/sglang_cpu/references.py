@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.sglang_cpu.servers import MAX_RUNNING_REQUESTS, Arrangement
-from tests.sglang_cpu.slot import Slot, Wanted, baseline, static_eagle
+from tests.sglang_cpu.servers import MAX_RUNNING_REQUESTS, Arrangement, Wanted
+from tests.sglang_cpu.slot import Slot, baseline, static_eagle
 from tests.sglang_cpu.traffic import PARTS, Answer, answers, streams
 
 
@@ -34,12 +34,13 @@ class References:
 
     def of(self, arrangement: Arrangement) -> dict[str, list[Answer]]:
         """A baseline's answers, by part of the traffic."""
-        wanted = baseline(arrangement)
+        wanted = baseline(arrangement, self._slot.machine)
         if wanted not in self._known:
             server = self._slot.use(wanted)
             self._known[wanted] = {
                 part: answers(server.generate_all(make(), at_once_with_penalties(arrangement, part)))
                 for part, make in PARTS.items()
+                if part != "grammar" or self._slot.machine.grammars
             }
             server.assert_healthy()
         return self._known[wanted]

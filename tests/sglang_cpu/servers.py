@@ -1,4 +1,4 @@
-"""Starts one SGLang server on this machine's CPU, talks to it, and stops its whole process group.
+"""Starts an SGLang server on this machine, talks to it, and stops its whole process group.
 
 A server that has logged a traceback, a failed assertion or a leak is a failed test, whatever its answers were:
 `Server.faults` lists such lines, and the fixtures look after every test.
@@ -16,19 +16,17 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.sglang_cpu import environments
+from tests.sglang_cpu.machines import Machine
 
 Worker = Literal["v1", "v2"]
 Json = dict[str, Any]
 
-START_TIMEOUT_S = 240.0
 REQUEST_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 20.0
 NUM_STEPS = 3
@@ -121,9 +119,11 @@ class Server:
 
     def faults(self) -> list[str]:
         """Lines that no healthy server writes, since the start: a start that fails ends the process instead."""
-        if self._started_at is None:
-            return []
-        return [line for line in self.log_text()[self._started_at :].splitlines() if _FAULT.search(line)]
+        return [line for line in self.log_since_start().splitlines() if _FAULT.search(line)]
+
+    def log_since_start(self) -> str:
+        """What the server has logged since it became healthy."""
+        return "" if self._started_at is None else self.log_text()[self._started_at :]
 
     def mark_started(self) -> None:
         """From here on the log must be clean; while it starts, 0.5.23 logs a traceback for a call of its own."""
@@ -144,11 +144,6 @@ class Server:
         return "\n".join(self.log_text().splitlines()[-lines:])
 
 
-def baseline_arguments() -> list[str]:
-    """No speculation, and attention by torch itself: a reference that shares no kernel stand-in with the others."""
-    return ["--attention-backend", "torch_native"]
-
-
 def eagle_arguments(models: Path, draft: str = "draft", topk: int = 1) -> list[str]:
     """EAGLE-3 with three draft steps: a chain for topk 1, else a tree of eight tokens."""
     return [
@@ -159,84 +154,73 @@ def eagle_arguments(models: Path, draft: str = "draft", topk: int = 1) -> list[s
     ]
 
 
-def command(environment: environments.Environment, models: Path, port: int, module: str) -> list[str]:
+def command(machine: Machine, release: str, models: Path, port: int, module: str) -> list[str]:
     """The command line of any of the test servers, up to what is special to one."""
     return [
-        *(str(environment.python), "-m", module, "--model-path", str(models / "target"), "--device", "cpu"),
-        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--disable-cuda-graph"),
+        *(str(machine.environment(release).python), "-m", module, "--model-path", str(models / "target")),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--random-seed", "1"),
         *("--max-total-tokens", "8192", "--max-running-requests", str(MAX_RUNNING_REQUESTS)),
         *("--context-length", "1024", "--mem-fraction-static", "0.5", "--skip-server-warmup"),
-        *("--random-seed", "1", "--grammar-backend", "llguidance"),
-        "--sleep-on-idle",  # a spinning idle scheduler would take one of two cores
+        *machine.arguments,
     ]
 
 
-def variables(environment: environments.Environment) -> dict[str, str]:
-    """This process's environment, with what makes a server run on a CPU, alone and on one thread."""
+def variables(machine: Machine, release: str) -> dict[str, str]:
+    """This process's environment, with what the machine's servers need and nothing that was meant for others."""
     root = Path(__file__).parents[2]
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SGLANG_", "SPECPIVOT_"))}
     kept.pop("PYTHONDONTWRITEBYTECODE", None)  # compiled files in the cached environment halve every later start
     return kept | {
-        "PYTHONPATH": os.pathsep.join(map(str, (*environment.path, root))),
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "TRITON_INTERPRET": "1",  # before the first import of triton
-        "TORCHDYNAMO_DISABLE": "1",  # compiling needs a C++ compiler and takes minutes
-        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(map(str, (*machine.environment(release).path, root))),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "OMP_NUM_THREADS": "1",
+        **dict(machine.variables),
     }
 
 
-@contextmanager
-def serve(
-    name: str,
-    release: str,
-    models: Path,
-    logs: Path,
-    arguments: Sequence[str],
-    extra_variables: Mapping[str, str] | None = None,
-    module: str = "sglang.launch_server",
-) -> Iterator[Server]:
-    """Start a server, wait until it is healthy, and stop it at the end.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to start; equal ones share a server.
 
-    Args:
+    Attributes:
         module: what `python -m` runs; `patched_worker` for a patched server.
+    """
+
+    name: str
+    release: str
+    arguments: tuple[str, ...]
+    variables: tuple[tuple[str, str], ...] = ()
+    module: str = "sglang.launch_server"
+
+
+def start(machine: Machine, wanted: Wanted, models: Path, log: Path) -> Server:
+    """Start a server and wait until it is healthy.
 
     Raises:
         AssertionError: it ended or was not healthy in time; the end of its log is in the message.
     """
-    server = launch(name, release, models, logs, arguments, extra_variables, module)
+    server = launch(machine, wanted, models, log)
     try:
-        _wait_until_healthy(server)
-        yield server
-    finally:
+        _wait_until_healthy(server, machine.start_timeout_s)
+    except BaseException:
         stop(server)
+        raise
+    return server
 
 
-def launch(
-    name: str,
-    release: str,
-    models: Path,
-    logs: Path,
-    arguments: Sequence[str],
-    extra_variables: Mapping[str, str] | None = None,
-    module: str = "sglang.launch_server",
-) -> Server:
+def launch(machine: Machine, wanted: Wanted, models: Path, log: Path) -> Server:
     """Start a server in a process group of its own and do not wait."""
-    environment = environments.build(release)
     port = free_port()
-    log = logs / f"{name}.log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [*command(environment, models, port, module), *arguments],
-            env=variables(environment) | dict(extra_variables or {}),
+            [*command(machine, wanted.release, models, port, wanted.module), *wanted.arguments],
+            env=variables(machine, wanted.release) | dict(wanted.variables),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return Server(name, process, port, log)
+    return Server(wanted.name, process, port, log)
 
 
 def free_port() -> int:
@@ -251,8 +235,8 @@ def free_port() -> int:
             return port
 
 
-def _wait_until_healthy(server: Server) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
+def _wait_until_healthy(server: Server, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         server.assert_healthy()
         try:
@@ -262,7 +246,7 @@ def _wait_until_healthy(server: Server) -> None:
         else:
             server.mark_started()
             return
-    raise AssertionError(f"{server.name} was not healthy after {START_TIMEOUT_S:.0f} s; its log: {server.log}")
+    raise AssertionError(f"{server.name} was not healthy after {timeout_s:.0f} s; its log: {server.log}")
 
 
 def stop(server: Server) -> None:

@@ -1,20 +1,26 @@
-"""One server at a time: two CPU cores cannot carry more, and a start takes half a minute.
+"""The servers that run: one at a time on two CPU cores, all at once on a GPU. A start takes half a minute or more.
 
-Tests ask the slot for the server they need; it keeps the present one while that is healthy and wanted again.
+Tests ask the slot for the server they need; it keeps one while that is healthy and there is no other to make room for.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.sglang_cpu import servers
-from tests.sglang_cpu.servers import Arrangement, Server
+from tests.sglang_cpu.machines import Machine
+from tests.sglang_cpu.servers import Arrangement, Server, Wanted
 
+MAX_ILLNESSES = 4  # restarts cost the time in which other tests would run
 STRICT_CHECKS = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2",
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
@@ -22,65 +28,88 @@ STRICT_CHECKS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What to start; equal requests share a server."""
-
-    name: str
-    release: str
-    arguments: tuple[str, ...]
-    variables: tuple[tuple[str, str], ...] = ()
-    module: str = "sglang.launch_server"
-
-
 class Slot:
     """See the module.
 
     Args:
+        machine: where servers run, and how many of them at once.
         models: folder of the constructed models.
         logs: where servers log.
     """
 
-    def __init__(self, models: Path, logs: Path) -> None:
+    def __init__(self, machine: Machine, models: Path, logs: Path) -> None:
+        self.machine = machine
         self._models = models
         self._logs = logs
-        self._running: tuple[Wanted, Server] | None = None
-        self._stack = ExitStack()
-        self._starts = 0
+        self._running: dict[Wanted, Server] = {}
+        self._failed: dict[Wanted, str] = {}
+        self._fell_ill: Counter[Wanted] = Counter()
+        self._starts = itertools.count(1)
 
     def use(self, wanted: Wanted) -> Server:
-        """The wanted server, healthy; started if it is not the present one."""
-        if self._running is not None and self._running[0] == wanted and self._running[1].healthy():
-            return self._running[1]
-        self.empty()
-        self._starts += 1
-        server = self._stack.enter_context(
-            servers.serve(
-                f"{self._starts:02}-{wanted.name}",
-                wanted.release,
-                self._models,
-                self._logs,
-                wanted.arguments,
-                dict(wanted.variables),
-                wanted.module,
+        """The wanted server, healthy; started if it does not run.
+
+        Raises:
+            AssertionError: it did not come up, now or the first time: a start that fails is not tried again. Or it has
+            fallen ill in too many tests.
+        """
+        server = self._running.get(wanted)
+        if server is not None and server.healthy():
+            return server
+        if wanted in self._failed:
+            raise AssertionError(f"{wanted.name} did not come up before: {self._failed[wanted]}")
+        if server is not None:
+            self._fell_ill[wanted] += 1
+            assert self._fell_ill[wanted] < MAX_ILLNESSES, (
+                f"{wanted.name} fell ill too often; its last log: {server.log}"
             )
-        )
-        self._running = (wanted, server)
-        return server
+        self._make_room(wanted)
+        return self._start(wanted)
+
+    def start_all(self, wanted: Sequence[Wanted]) -> None:
+        """Start several: the first one alone, since it fills the caches of compiled kernels, the others at once."""
+        for batch in (wanted[:1], wanted[1:]):
+            with ThreadPoolExecutor(max(1, len(batch))) as pool:
+                for future in [pool.submit(self._start, one) for one in batch]:
+                    future.exception()  # whoever needs that server hears of it
+
+    def running(self) -> list[tuple[Wanted, Server]]:
+        """Every server that runs, ill or not."""
+        return list(self._running.items())
+
+    def stop(self, wanted: Wanted) -> None:
+        """Stop that server, if it runs."""
+        if wanted in self._running:
+            servers.stop(self._running.pop(wanted))
 
     def empty(self) -> None:
-        """Stop the present server."""
-        self._running = None
-        self._stack.close()
+        """Stop all servers."""
+        for wanted in list(self._running):
+            self.stop(wanted)
+
+    def _start(self, wanted: Wanted) -> Server:
+        log = self._logs / f"{next(self._starts):02}-{wanted.name}.log"
+        try:
+            server = servers.start(self.machine, wanted, self._models, log)
+        except AssertionError as error:
+            self._failed[wanted] = str(error)
+            raise
+        self._running[wanted] = server
+        return server
+
+    def _make_room(self, wanted: Wanted) -> None:
+        """Stop this server if it is ill, and those that have run longest until there is room for it."""
+        while self._running and (wanted in self._running or len(self._running) >= self.machine.resident):
+            self.stop(wanted if wanted in self._running else next(iter(self._running)))
 
 
-def baseline(arrangement: Arrangement) -> Wanted:
+def baseline(arrangement: Arrangement, machine: Machine) -> Wanted:
     """No speculation: the reference of v1 has no overlap scheduler, as v1 has none."""
     overlap = () if arrangement.worker == "v2" else ("--disable-overlap-schedule",)
     return Wanted(
         f"{arrangement.release}-baseline{'' if overlap == () else '-no-overlap'}",
         arrangement.release,
-        (*servers.baseline_arguments(), *overlap),
+        (*machine.baseline, *overlap),
     )
 
 
@@ -96,15 +125,20 @@ def static_eagle(arrangement: Arrangement, models: Path, extra: Sequence[str] = 
 
 @dataclass(frozen=True, slots=True)
 class Patched:
-    """A patched server and its probes."""
+    """A patched server and its probes.
+
+    Attributes:
+        kv_tolerance: how far a KV value may be from that of another way to compute it.
+    """
 
     arrangement: Arrangement
     server: Server
     probes: Path = field(repr=False)
+    kv_tolerance: float = 0.0
 
-    def set_policy(self, threshold: int, resume_at: int = 0, min_dwell: int = 0) -> None:
-        """Set the live policy and read it back; -1 never disables. Forgets what `probe` has asked for."""
-        self.probe()
+    def set_policy(self, threshold: int, resume_at: int = 0, min_dwell: int = 0, **probe: Any) -> None:
+        """Set the live policy and read it back; -1 never disables. Forgets what `probe` has asked for before."""
+        self.probe(**probe)
         update = {
             "speculative_disable_batch_threshold": threshold,
             "speculative_min_dwell_steps": min_dwell,
@@ -117,12 +151,25 @@ class Patched:
 
     def probe(self, **values: Any) -> None:
         """Write control.json: `force`, `sync`; see shims/probes.py."""
-        (self.probes / "control.json").write_text(json.dumps(values))
+        draft = self.probes / "control.json.new"
+        draft.write_text(json.dumps(values))
+        draft.replace(self.probes / "control.json")  # whole at once: a step may be reading it
 
     def state(self) -> dict[str, Any]:
         """The `specpivot` block of /server_info."""
         block: dict[str, Any] = self.server.internal_state()["specpivot"]
         return block
+
+    def wait_for_steps(self, steps: int, batch: int = 1) -> None:
+        """Until so many more decode steps of at least `batch` requests have run."""
+        wanted = _steps_of(self.state(), batch) + steps
+        deadline = time.monotonic() + 60
+        while _steps_of(self.state(), batch) < wanted:
+            assert time.monotonic() < deadline, f"no {steps} decode steps of {batch} requests in 60 s"
+
+
+def _steps_of(state: dict[str, Any], batch: int) -> int:
+    return sum(int(row["steps"]) for row in state["by_batch"] if row["batch"] >= batch)
 
 
 def patched(
@@ -155,3 +202,27 @@ def patched(
         ),
         "patched_worker",
     )
+
+
+def paged(arrangement: Arrangement, models: Path, probes: Path) -> Wanted:
+    """The same with pages of 16 slots, and requests retracted every third step."""
+    extra, variables = ("--page-size", "16"), {"SGLANG_TEST_RETRACT": "1"}
+    return patched(arrangement, models, probes, extra=extra, variables=variables, name="paged")
+
+
+def tree(arrangement: Arrangement, models: Path, probes: Path) -> Wanted:
+    """The same with a draft that proposes a tree."""
+    return patched(arrangement, models, probes, topk=4, name="tree")
+
+
+def two_ranks(arrangement: Arrangement, models: Path, probes: Path) -> Wanted:
+    """The same on two tensor-parallel ranks, with probes of its own."""
+    cores = sorted(os.sched_getaffinity(0))
+    bound = {"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}  # asked for where ranks outnumber NUMA nodes
+    return patched(arrangement, models, probes, extra=("--tp-size", "2"), variables=bound, name="two-ranks")
+
+
+def synced(arrangement: Arrangement, models: Path, probes: Path, steps: int) -> Wanted:
+    """The same with a ring of that many steps."""
+    extra = ("--speculative-draft-sync-steps", str(steps))
+    return patched(arrangement, models, probes, extra=extra, name=f"sync-{steps}")

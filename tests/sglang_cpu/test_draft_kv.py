@@ -20,7 +20,6 @@ from tests.sglang_cpu.servers import NUM_STEPS
 from tests.sglang_cpu.slot import Patched
 from tests.sglang_cpu.traffic import greedy, prompt
 
-TOLERANCE = 1e-4  # float32 matrix products of another shape
 STREAM_TOKENS = 60
 COMPARED = 8  # states, spread over a request's length
 
@@ -39,10 +38,10 @@ def test_draft_kv_is_exact_after_off_steps(patched: Patched) -> None:
     """Seven plain steps, seven speculative ones, and so on: no row of the draft's KV is stale when it proposes."""
     patched.probe(force=7)
 
-    tokens, states = _probed_stream(patched)
+    tokens, states = probed_stream(patched)
 
     assert len(states) >= COMPARED
-    stale, compared = _stale_rows(patched, tokens, states)
+    stale, compared = stale_rows(patched, tokens, states)
     assert compared > 100
     assert stale == set()
 
@@ -51,9 +50,9 @@ def test_comparison_sees_a_missing_sync(patched: Patched) -> None:
     """Negative control: with what off steps write to the draft's KV taken back, the same comparison fails."""
     patched.probe(force=7, sync=False)
 
-    tokens, states = _probed_stream(patched)
+    tokens, states = probed_stream(patched)
 
-    stale, _ = _stale_rows(patched, tokens, states)
+    stale, _ = stale_rows(patched, tokens, states)
     assert len(stale) > 10
 
 
@@ -74,7 +73,7 @@ def test_radix_hit_on_a_prefix_decoded_while_off(patched: Patched) -> None:
 
     hit = second["meta_info"]["cached_tokens"]
     assert hit > len(history) - NUM_STEPS - 3, "the prefix was not shared"
-    stale, compared = _stale_rows(patched, history + second["output_ids"], _states(patched.probes, rid))
+    stale, compared = stale_rows(patched, history + second["output_ids"], _states(patched.probes, rid))
     assert compared > len(history)
     assert {position for _, position in stale} <= {len(history) - 2}
     patched.server.flush()
@@ -86,7 +85,7 @@ def _rid() -> str:
     return f"probe-{uuid.uuid4().hex}"
 
 
-def _probed_stream(patched: Patched) -> tuple[list[int], list[State]]:
+def probed_stream(patched: Patched) -> tuple[list[int], list[State]]:
     """One probed request among six; its tokens, and its states at every round of proposals."""
     rid = _rid()
     requests = [
@@ -117,7 +116,7 @@ def _length(file: Path) -> int:
     return int(match[1])
 
 
-def _stale_rows(patched: Patched, tokens: list[int], states: list[State]) -> tuple[set[tuple[int, int]], int]:
+def stale_rows(patched: Patched, tokens: list[int], states: list[State]) -> tuple[set[tuple[int, int]], int]:
     """(length, position) of the rows that differ from a fresh prefill's, and how many were compared."""
     patched.set_policy(-1)
     stale, compared = set(), 0
@@ -129,6 +128,6 @@ def _stale_rows(patched: Patched, tokens: list[int], states: list[State]) -> tup
         fresh = _states(patched.probes, rid)[0]
         assert fresh.length == state.length
         worst = np.abs(fresh.rows - state.rows).reshape(state.length, -1).max(axis=1)
-        stale |= {(state.length, int(position)) for position in np.flatnonzero(worst > TOLERANCE)}
+        stale |= {(state.length, int(position)) for position in np.flatnonzero(worst > patched.kv_tolerance)}
         compared += state.length
     return stale, compared

@@ -76,7 +76,9 @@ def test_server_accepts_what_the_simulation_says(slot: Slot, logs: Path, tmp_pat
     made = tmp_path / "make_pair"
     expected = json.loads((made / "expected.json").read_text())
     slot.empty()
-    with servers.serve("pair", RELEASE, made / "pair", logs, servers.eagle_arguments(made / "pair")) as server:
+    pair = servers.Wanted("pair", RELEASE, tuple(servers.eagle_arguments(made / "pair")))
+    server = servers.start(slot.machine, pair, made / "pair", logs / "pair.log")
+    try:
         wanted = {"temperature": 0, "ignore_eos": True}
         got = server.generate_all(
             [
@@ -85,6 +87,8 @@ def test_server_accepts_what_the_simulation_says(slot: Slot, logs: Path, tmp_pat
             ]
         )
         server.assert_healthy()
+    finally:
+        servers.stop(server)
     assert [one["output_ids"] for one in got] == [row["answer"] for row in expected]
     assert [one["meta_info"]["spec_verify_ct"] for one in got] == [row["steps"] for row in expected]
     assert sum(row["steps"] for row in expected) < 0.95 * sum(len(row["answer"]) - 1 for row in expected)

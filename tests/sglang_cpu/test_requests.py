@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -59,6 +57,7 @@ def test_request_features(patched: Patched, reference: dict[str, list[Answer]], 
     assert patched.state()["steps_off"] > before
 
 
+@pytest.mark.needs_grammars
 @GATES
 def test_grammars(patched: Patched, reference: dict[str, list[Answer]], gate: dict[str, int]) -> None:
     """Constrained output is the baseline's and obeys its grammar.
@@ -107,11 +106,10 @@ def test_abort_one_running_request(patched: Patched, reference: dict[str, list[A
     """A request aborted between switches ends as aborted; those that run beside it are the baseline's."""
     patched.probe(force=3)
     with ThreadPoolExecutor(16) as pool:
-        alone, beside = _batches(patched, 1), _batches(patched, 2)
         doomed = _start(pool, patched.server, "doomed", 700)
-        _wait(lambda: _batches(patched, 1) > alone)
+        patched.wait_for_steps(4)
         others = [pool.submit(patched.server.generate, **request) for request in streams()[:8]]
-        _wait(lambda: _batches(patched, 2) > beside)
+        patched.wait_for_steps(4, batch=2)
         patched.server.post("/abort_request", {"rid": "doomed"})
         aborted = doomed.result()
         finished = [other.result() for other in others]
@@ -128,9 +126,8 @@ def test_abort_all(patched: Patched) -> None:
     for threshold in (0, -1, 3):
         patched.set_policy(threshold)
         with ThreadPoolExecutor(6) as pool:
-            before = _batches(patched, 6)
             doomed = [_start(pool, patched.server, f"doomed-{threshold}-{i}", 700) for i in range(6)]
-            _wait(lambda: _batches(patched, 6) > before)  # noqa: B023 - called at once
+            patched.wait_for_steps(4, batch=6)
             patched.server.post("/abort_request", {"abort_all": True})
             replies = [future.result() for future in doomed]
         assert [reply["meta_info"]["finish_reason"]["type"] for reply in replies] == ["abort"] * 6
@@ -141,14 +138,3 @@ def test_abort_all(patched: Patched) -> None:
 def _start(pool: ThreadPoolExecutor, server: Server, rid: str, tokens: int) -> Future[Any]:
     request: Json = {"text": prompt(1), "sampling_params": greedy(tokens), "rid": rid}
     return pool.submit(server.generate, **request)
-
-
-def _batches(patched: Patched, size: int) -> int:
-    """How many decode steps of at least so many requests there have been."""
-    return sum(row["steps"] for row in patched.state()["by_batch"] if row["batch"] >= size)
-
-
-def _wait(condition: Callable[[], bool]) -> None:
-    """However slow this machine is, within what the test may take."""
-    while not condition():
-        time.sleep(0.05)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from tests.sglang_cpu import servers
-from tests.sglang_cpu.servers import START_TIMEOUT_S, Arrangement
-from tests.sglang_cpu.slot import Patched, Slot, Wanted
+from tests.sglang_cpu.servers import Arrangement, Wanted
+from tests.sglang_cpu.slot import Patched, Slot
 from tests.sglang_cpu.traffic import greedy, prompt
 
 
@@ -46,10 +47,10 @@ def test_step_that_is_not_gated_is_counted_and_logged(
 def test_server_of_another_class_does_not_start(wrong: Wanted, slot: Slot, models: Path, logs: Path) -> None:
     """The scheduler comes up with upstream's class: the server ends, and says which class ran."""
     slot.empty()
-    variables = {**dict(wrong.variables), "SPECPIVOT_TEST_WRONG_CLASS": "1"}
-    server = servers.launch(wrong.name, wrong.release, models, logs, wrong.arguments, variables, wrong.module)
+    worse = replace(wrong, variables=(*wrong.variables, ("SPECPIVOT_TEST_WRONG_CLASS", "1")))
+    server = servers.launch(slot.machine, worse, models, logs / f"{wrong.name}.log")
     try:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + slot.machine.start_timeout_s
         while server.process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.2)
         assert server.process.poll() not in (None, 0)

@@ -1,13 +1,17 @@
 """Test-only looks into a server, and the few things that tests make it do.
 
-Always: one log line per EAGLE worker that is made, and the number of free KV slots in /server_info.
+Always: one log line per EAGLE worker that is made; in /server_info the number of free KV slots and, on a GPU, the
+bytes that tensors hold there.
 
 With SPECPIVOT_TEST_WRONG_CLASS=1 the choice of worker stays upstream's: a patch of a class that does not run.
 
 With SPECPIVOT_TEST_PROBES=FOLDER, in which the tests write control.json while the server runs:
 - "force": N makes the gate switch every N decode steps, whatever the policy says;
 - "ungate": true runs what should be an off step as upstream's own step: a patch that does not take;
+- "deaf_rank": N leaves that tensor-parallel rank's policy as it is when one is set: ranks that differ;
 - "sync": false takes back what an off step has written to the draft's KV: the negative control of the draft KV test;
+- every rank adds to FOLDER/steps-PID.jsonl its decode steps: requests, draft steps that the gate asked for, target
+  tokens, rounds of proposals;
 - every request whose rid starts with "probe-" leaves FOLDER/RID@LENGTH.npz at each round of proposals: the draft's KV
   rows of all its positions so far, and the proposal that the round starts from.
 """
@@ -62,12 +66,16 @@ def _announced(original: Any, name: str) -> Any:
 
 
 @after_import("sglang.srt.managers.scheduler")
-def _show_free_slots(module: Any) -> None:
+def _show_free_memory(module: Any) -> None:
+    import torch
+
     def make(original: Any) -> Any:
         def get_internal_state(self: Any, request: Any) -> Any:
             answer = original(self, request)
-            free = int(self.token_to_kv_pool_allocator.available_size())
-            answer.internal_state = dict(answer.internal_state, probe_free_kv_slots=free)
+            seen = {"probe_free_kv_slots": int(self.token_to_kv_pool_allocator.available_size())}
+            if torch.cuda.is_available():
+                seen["probe_gpu_bytes"] = torch.cuda.memory_allocated()
+            answer.internal_state = dict(answer.internal_state, **seen)
             return answer
 
         return get_internal_state
@@ -101,6 +109,28 @@ if _FOLDER is not None:
             return decide
 
         _wrap(module.Gate, "decide", make)
+
+    @after_import("patched_worker.control")
+    def _watch_ranks(module: Any) -> None:
+        def make_end(original: Any) -> Any:
+            def end(self: Any, step: Any, *args: Any) -> None:
+                with (_FOLDER / f"steps-{os.getpid()}.jsonl").open("a") as file:
+                    file.write(json.dumps([step.batch, step.num_steps, step.target_tokens, step.draft_calls]) + "\n")
+                original(self, step, *args)
+
+            return end
+
+        def make_apply(original: Any) -> Any:
+            def apply(self: Any, policy: Any) -> None:
+                import torch.distributed
+
+                if torch.distributed.get_rank() != _control.get("deaf_rank", -1):
+                    original(self, policy)
+
+            return apply
+
+        _wrap(module.Control, "end", make_end)
+        _wrap(module.Control, "apply", make_apply)
 
     @after_import("patched_worker.eagle_v1", "patched_worker.off_step")
     def _ungate(module: Any) -> None:
@@ -161,8 +191,8 @@ if _FOLDER is not None:
         pool, proposal = runner.token_to_kv_pool, batch.spec_info
         np.savez(
             _FOLDER / f"{rid}@{length}.npz",
-            keys=pool.get_key_buffer(0)[slots].numpy(),
-            values=pool.get_value_buffer(0)[slots].numpy(),
-            proposed=proposal.topk_index[row].numpy(),
-            probabilities=proposal.topk_p[row].numpy(),
+            keys=pool.get_key_buffer(0)[slots].cpu().numpy(),
+            values=pool.get_value_buffer(0)[slots].cpu().numpy(),
+            proposed=proposal.topk_index[row].cpu().numpy(),
+            probabilities=proposal.topk_p[row].cpu().numpy(),
         )
