@@ -34,7 +34,7 @@ def test_runs_are_listed_and_simulated_ones_marked(stage: Stage) -> None:
         night = await page.evaluate(
             "[...document.querySelectorAll('.runs tbody tr')].find((r) => /night/.test(r.textContent)).innerText"
         )
-        assert re.split(r"\s*\t\s*", night)[:5] == ["night", "49", "pays up to the pivot", "81 of 81", "80"]
+        assert re.split(r"\s*\t\s*", night)[:5] == ["night", "113", "pays up to the pivot", "81 of 81", "80"]
         assert await page.evaluate(shown(".runs tr:has(.badge.simulated) a")) == ["sim"]
         await page.click("#filter")
         await page.type("NIG")
@@ -82,7 +82,7 @@ def test_curves_carry_the_pivot_and_their_units(stage: Stage) -> None:
 
     async def scenario(_: Backend, page: Page) -> None:
         await page.until("document.querySelector('.wide .pivot rect').getAttribute('width') > 5")
-        assert await page.text(".wide .pivot text") == "pivot 49 (90 %: 44 to 55)"
+        assert await page.text(".wide .pivot text") == "pivot 113 (90 %: 101 to 126)"
         units = await page.evaluate(shown(".chart .unit"))
         assert units[:2] == ["output tokens per second", "concurrency, requests in flight"]
         assert "milliseconds per token, median request" in units
@@ -93,6 +93,8 @@ def test_curves_carry_the_pivot_and_their_units(stage: Stage) -> None:
         await page.until(
             f"document.querySelector('.wide .chart').textContent.includes('mean decode batch') && {left} !== {before}"
         )
+        ticks = await page.evaluate(shown(".wide .axes g text[text-anchor=middle]"))
+        assert ticks == ["1", "2", "4", "8", "16", "32", "64", "128"]
         await page.click("input[name=axis-y][value=share] + span")
         await page.until("document.querySelector('.wide .unit').textContent === 'throughput relative to baseline'")
 
@@ -115,7 +117,7 @@ def test_recommendation_is_said_in_words(stage: Stage) -> None:
     """Answer, confidence, what was rejected and the warnings are read; the figures stand beside them."""
 
     async def scenario(_: Backend, page: Page) -> None:
-        await page.see("Speculate up to a decode batch of 49")
+        await page.see("Speculate up to a decode batch of 113")
         words = (await page.evaluate("document.querySelector('.answer').innerText")).replace("\u00a0", " ")
         for sentence in (*RECOMMENDATION["words"], *RECOMMENDATION["warnings"]):
             assert sentence in words
@@ -130,7 +132,7 @@ def test_recommendation_is_made_on_demand(stage: Stage) -> None:
     async def scenario(backend: Backend, page: Page) -> None:
         await page.see("No recommendation yet.")
         await page.click(".afresh button")
-        await page.see("Speculate up to a decode batch of 49")
+        await page.see("Speculate up to a decode batch of 113")
         assert backend.asked == [("POST", "/api/v1/runs/sim/recommendation", {})]
 
     stage.play(scenario, "#/runs/sim")
@@ -140,11 +142,11 @@ def test_export_is_shown_and_copied(stage: Stage) -> None:
     """The text of the chosen format is shown; Copy puts just that into the clipboard."""
 
     async def scenario(_: Backend, page: Page) -> None:
-        await page.until("document.querySelector('.export pre').textContent === '--flag 49\\n'")
+        await page.until("document.querySelector('.export pre').textContent === '--flag 113\\n'")
         await page.evaluate("void (navigator.clipboard.writeText = async (text) => { window.copied = text; })")
         await page.click(".export button")
         await page.see("Copied.")
-        assert await page.evaluate("window.copied") == "--flag 49\n"
+        assert await page.evaluate("window.copied") == "--flag 113\n"
 
     stage.play(scenario, "#/runs/night")
 
@@ -157,7 +159,7 @@ def test_two_runs_are_compared(stage: Stage) -> None:
         "differences": [row | {"low": 0.85, "high": 0.95, "clear": True},
                         row | {"metric": "tpot_p50_s", "a": 0.01, "b": 0.01, "ratio": 1.0, "low": None, "high": None,
                                "clear": False}],
-        "pivots": {"night": {"shape": "crossover", "threshold": 49, "interval": [44, None]}},
+        "pivots": {"night": {"shape": "crossover", "threshold": 113, "interval": [101, None]}},
     }  # fmt: skip
 
     async def scenario(_: Backend, page: Page) -> None:
@@ -166,7 +168,7 @@ def test_two_runs_are_compared(stage: Stage) -> None:
             "document.querySelector('.ratios tr.worse').innerText.replace(/\\s+/g, ' ').trim()"
         ) == ("EAGLE-3, static 8 1,000 900 0.900 0.850 to 0.950 worse")
         await page.see("1 of 2 figures differ clearly")
-        await page.see("49, 90 %: 44 to never disabling")
+        await page.see("113, 90 %: 101 to never disabling")
 
     stage.play(scenario, "#/compare/night/sim", Backend(comparison=found))
 

@@ -119,7 +119,7 @@ const values = (lines, axis) => lines.flatMap((line) => line.points.map((point) 
 
 function across(lines, x) {
   const found = values(lines, "x");
-  return x === "batch" ? { label: BATCH, scale: log2Scale(powersOfTwo(found)) } : { label: CONCURRENCY, scale: log2Scale(found) };
+  return x === "batch" ? { label: BATCH, scale: log2Scale(found, powersOfTwo(found)) } : { label: CONCURRENCY, scale: log2Scale(found, found) };
 }
 
 // ---- the pivot
