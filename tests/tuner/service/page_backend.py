@@ -91,6 +91,7 @@ class Backend:
     Attributes:
         token: what the page must log in with; None asks nobody.
         asked: method, path and body of every POST and DELETE.
+        broken: whether the lists cannot be read just now.
         read_back: what a server says after an apply; None is what was asked.
     """
 
@@ -101,6 +102,7 @@ class Backend:
     moves: list[dict[str, Any]] = field(default_factory=list)
     comparison: dict[str, Any] | None = None
     token: str | None = None
+    broken: bool = False
     read_back: dict[str, Any] | None = None
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     streams: set[asyncio.Queue[bytes | None]] = field(default_factory=set)
@@ -150,6 +152,8 @@ class Backend:
 
     async def listed(self, request: web.Request) -> web.Response:
         kind = request.match_info["kind"]
+        if self.broken:
+            return web.json_response({"error": "the disk is gone"}, status=500)
         return web.json_response({kind: getattr(self, kind)})
 
     async def run(self, request: web.Request) -> web.Response:
@@ -209,6 +213,8 @@ class Backend:
             return job(id="j2" if len(parts) == 1 else parts[1], state=state, resumable=state == "cancelled")
         if parts == ["servers"]:
             self.servers.append(server(body["name"], url=body["url"]))
+        if parts[-1] == "autopilot":
+            return server(parts[1], autopilot={**body, "last_move": None})
         return self.servers[-1]
 
 

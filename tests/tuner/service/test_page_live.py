@@ -44,6 +44,23 @@ def test_a_lost_connection_is_shown_and_everything_fetched_anew(stage: Stage) ->
     stage.play(scenario)
 
 
+def test_a_view_that_failed_comes_back(stage: Stage) -> None:
+    """What could not be shown says why, and is shown as soon as the service is well or the run is there."""
+
+    async def scenario(backend: Backend, page: Page) -> None:
+        await page.see("the disk is gone")
+        backend.broken = False
+        backend.drop()
+        await page.until("document.querySelectorAll('.runs tbody tr').length === 2")
+        await page.go("#/runs/soon")
+        await page.see("there is no soon")
+        backend.runs.append(summary("soon"))
+        backend.tell("run", summary("soon"))
+        await page.see("81 of 81 points, 80 usable")
+
+    stage.play(scenario, backend=Backend(broken=True))
+
+
 def test_apply_by_keyboard_with_confirmation_and_read_back(stage: Stage) -> None:
     """Tab to Apply; the dialog states old and new values and starts at Cancel; then what the server reads back."""
 
