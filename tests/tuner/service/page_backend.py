@@ -28,7 +28,7 @@ def summary(name: str, **changes: Any) -> dict[str, Any]:
     """A run in the list."""
     return {
         "name": name, "source": "measured", "created_s": NOW, "command": "sweep", "variants": list(CURVES),
-        "points_done": 81, "points_planned": 81, "usable": 80, "threshold": 49, "shape": "crossover",
+        "points_done": 81, "points_planned": 81, "usable": 80, "threshold": 113, "shape": "crossover",
         "has_recommendation": True, "job": None,
     } | changes  # fmt: skip
 
@@ -54,9 +54,9 @@ def server(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def curves(run: str, source: str) -> dict[str, Any]:
-    """Curves that cross at a decode batch of 49."""
+    """Curves that cross at a decode batch of 113."""
     variants = {name: [_point(c, curve(0.95 * c)) for c in LEVELS] for name, curve in CURVES.items()}
-    pivot = {"threshold": 49, "low": 44, "high": 55, "shape": "crossover"}
+    pivot = {"threshold": 113, "low": 101, "high": 126, "shape": "crossover"}
     return {"run": run, "source": source, "variants": variants, "pivot": pivot}
 
 
@@ -69,17 +69,17 @@ def _point(c: int, rate: float) -> dict[str, Any]:
 
 
 RECOMMENDATION: dict[str, Any] = {
-    "schema": 1, "threshold": 49, "interval": [44, 55], "effective_threshold": 48, "resume_at": 37,
+    "schema": 1, "threshold": 113, "interval": [101, 126], "effective_threshold": 112, "resume_at": 85,
     "min_dwell_steps": 16, "shape": "crossover", "ladder": None, "objective": "score", "score": 0.994,
     "score_interval": [0.991, 0.997], "latency_c1": {"eagle3_s": 0.0025, "at_threshold_s": 0.0025, "slack": 0.05,
     "ok": True, "concurrency": 1}, "off_tax": {"64": 0.03}, "off": "forced_off", "reference": "baseline",
     "source": "measured", "evidence": {"run": "night", "points": 80, "trials": 0},
     "warnings": ["1 of 81 points are not usable and were left out"],
-    "words": ["Speculate up to a decode batch of 49, and not above. At batch 1 speculation gains 95 %; at 243 it loses"
+    "words": ["Speculate up to a decode batch of 113, and not above. At batch 1 speculation gains 95 %; at 243 it loses"
               " 17 % against forced_off.",
-              "90 % interval: 44 to 55, from 27 pairs of eagle3 and forced_off at 9 levels.",
+              "90 % interval: 101 to 126, from 27 pairs of eagle3 and forced_off at 9 levels.",
               "Never speculate scores 0.812 against 0.994 and slows a lone user too much; the literal objective takes"
-              " threshold 51.",
+              " threshold 120.",
               "Acceptance moves the pivot most: measure again after a change of draft, prompts or release."],
 }  # fmt: skip
 
@@ -91,6 +91,7 @@ class Backend:
     Attributes:
         token: what the page must log in with; None asks nobody.
         asked: method, path and body of every POST and DELETE.
+        broken: whether the lists cannot be read just now.
         read_back: what a server says after an apply; None is what was asked.
     """
 
@@ -101,6 +102,7 @@ class Backend:
     moves: list[dict[str, Any]] = field(default_factory=list)
     comparison: dict[str, Any] | None = None
     token: str | None = None
+    broken: bool = False
     read_back: dict[str, Any] | None = None
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     streams: set[asyncio.Queue[bytes | None]] = field(default_factory=set)
@@ -150,6 +152,8 @@ class Backend:
 
     async def listed(self, request: web.Request) -> web.Response:
         kind = request.match_info["kind"]
+        if self.broken:
+            return web.json_response({"error": "the disk is gone"}, status=500)
         return web.json_response({kind: getattr(self, kind)})
 
     async def run(self, request: web.Request) -> web.Response:
@@ -170,7 +174,7 @@ class Backend:
         if what == "levels":
             return web.json_response({"levels": [_row(v, c) for v in CURVES for c in LEVELS]})
         if what == "export":
-            return web.json_response({"format": request.query["format"], "text": "--flag 49\n", "notes": ["mind"]})
+            return web.json_response({"format": request.query["format"], "text": "--flag 113\n", "notes": ["mind"]})
         if name not in self.recommendations:
             return web.json_response({"error": "no recommendation"}, status=404)
         return web.json_response(self.recommendations[name])
@@ -199,7 +203,7 @@ class Backend:
 
     def _changed(self, parts: list[str], body: Any) -> dict[str, Any]:
         if parts[-1] == "apply":
-            wanted = {"threshold": 49, "resume_at": 37, "min_dwell": 16, "policy_id": "p7", "last_error": None}
+            wanted = {"threshold": 113, "resume_at": 85, "min_dwell": 16, "policy_id": "p7", "last_error": None}
             return {"asked": body, "read_back": self.read_back or wanted, "agrees": self.read_back is None}
         if parts[-1] == "recommendation":
             self.recommendations[parts[1]] = RECOMMENDATION
@@ -209,6 +213,8 @@ class Backend:
             return job(id="j2" if len(parts) == 1 else parts[1], state=state, resumable=state == "cancelled")
         if parts == ["servers"]:
             self.servers.append(server(body["name"], url=body["url"]))
+        if parts[-1] == "autopilot":
+            return server(parts[1], autopilot={**body, "last_move": None})
         return self.servers[-1]
 
 

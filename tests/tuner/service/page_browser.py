@@ -14,7 +14,7 @@ import signal
 import subprocess
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,10 @@ def shown(selector: str) -> str:
     return f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent)"
 
 
+class Navigated(AssertionError):
+    """The document in which something was evaluated gave way to another one."""
+
+
 @dataclass(eq=False)
 class Page:
     """A tab, and what it complained of since its address was opened."""
@@ -74,7 +78,9 @@ class Page:
         )
         try:
             async with asyncio.timeout(PATIENCE_S):
-                return await self.evaluate(poll)
+                while True:
+                    with suppress(Navigated):  # the page that was asked went away: ask the one that came
+                        return await self.evaluate(poll)
         except TimeoutError:
             shown = await self.evaluate("document.body.innerText.slice(0, 3000)")
             raise AssertionError(f"never true: {expression}\nproblems: {self.problems}\nthe page:\n{shown}") from None
@@ -172,7 +178,9 @@ class Chromium:
             answer = await self.waiting[number]
         finally:
             del self.waiting[number]
-        assert "error" not in answer, f"{method}: {answer['error']}"
+        if "error" in answer:
+            refused = Navigated if "navigated" in answer["error"]["message"] else AssertionError
+            raise refused(f"{method}: {answer['error']}")
         return dict(answer["result"])
 
     async def listen(self) -> None:

@@ -1,29 +1,16 @@
-"""The page as people read it: runs, curves, recommendation, comparison; its colours, its width, its escaping."""
+"""The page as people read it: runs, curves, recommendation, comparison; nothing a server says becomes markup."""
 
 from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.needs import REQUIRE_ALL
 from tests.tuner.runs import CURVES
 from tests.tuner.service.conftest import Stage
-from tests.tuner.service.page_backend import HOSTILE, PAGE, RECOMMENDATION, Backend, job, server, summary
-from tests.tuner.service.page_browser import Page, program, shown
-from tuner.style import BAND, LOOKS
-
-# Relative luminance and contrast of two computed colours, by the formulas of WCAG 2.
-CONTRAST = """((front, back) => {
-  const light = (colour) => colour.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255)
-    .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, part, i) => sum + part * [0.2126, 0.7152, 0.0722][i], 0);
-  const [a, b] = [light(front), light(back)].sort((x, y) => y - x);
-  return (a + 0.05) / (b + 0.05);
-})"""
+from tests.tuner.service.page_backend import HOSTILE, RECOMMENDATION, Backend, job, server, summary
+from tests.tuner.service.page_browser import Page, shown
 
 
 def test_runs_are_listed_and_simulated_ones_marked(stage: Stage) -> None:
@@ -34,7 +21,7 @@ def test_runs_are_listed_and_simulated_ones_marked(stage: Stage) -> None:
         night = await page.evaluate(
             "[...document.querySelectorAll('.runs tbody tr')].find((r) => /night/.test(r.textContent)).innerText"
         )
-        assert re.split(r"\s*\t\s*", night)[:5] == ["night", "49", "pays up to the pivot", "81 of 81", "80"]
+        assert re.split(r"\s*\t\s*", night)[:5] == ["night", "113", "pays up to the pivot", "81 of 81", "80"]
         assert await page.evaluate(shown(".runs tr:has(.badge.simulated) a")) == ["sim"]
         await page.click("#filter")
         await page.type("NIG")
@@ -82,7 +69,7 @@ def test_curves_carry_the_pivot_and_their_units(stage: Stage) -> None:
 
     async def scenario(_: Backend, page: Page) -> None:
         await page.until("document.querySelector('.wide .pivot rect').getAttribute('width') > 5")
-        assert await page.text(".wide .pivot text") == "pivot 49 (90 %: 44 to 55)"
+        assert await page.text(".wide .pivot text") == "pivot 113 (90 %: 101 to 126)"
         units = await page.evaluate(shown(".chart .unit"))
         assert units[:2] == ["output tokens per second", "concurrency, requests in flight"]
         assert "milliseconds per token, median request" in units
@@ -93,6 +80,8 @@ def test_curves_carry_the_pivot_and_their_units(stage: Stage) -> None:
         await page.until(
             f"document.querySelector('.wide .chart').textContent.includes('mean decode batch') && {left} !== {before}"
         )
+        ticks = await page.evaluate(shown(".wide .axes g text[text-anchor=middle]"))
+        assert ticks == ["1", "2", "4", "8", "16", "32", "64", "128"]
         await page.click("input[name=axis-y][value=share] + span")
         await page.until("document.querySelector('.wide .unit').textContent === 'throughput relative to baseline'")
 
@@ -115,7 +104,7 @@ def test_recommendation_is_said_in_words(stage: Stage) -> None:
     """Answer, confidence, what was rejected and the warnings are read; the figures stand beside them."""
 
     async def scenario(_: Backend, page: Page) -> None:
-        await page.see("Speculate up to a decode batch of 49")
+        await page.see("Speculate up to a decode batch of 113")
         words = (await page.evaluate("document.querySelector('.answer').innerText")).replace("\u00a0", " ")
         for sentence in (*RECOMMENDATION["words"], *RECOMMENDATION["warnings"]):
             assert sentence in words
@@ -130,7 +119,7 @@ def test_recommendation_is_made_on_demand(stage: Stage) -> None:
     async def scenario(backend: Backend, page: Page) -> None:
         await page.see("No recommendation yet.")
         await page.click(".afresh button")
-        await page.see("Speculate up to a decode batch of 49")
+        await page.see("Speculate up to a decode batch of 113")
         assert backend.asked == [("POST", "/api/v1/runs/sim/recommendation", {})]
 
     stage.play(scenario, "#/runs/sim")
@@ -140,11 +129,11 @@ def test_export_is_shown_and_copied(stage: Stage) -> None:
     """The text of the chosen format is shown; Copy puts just that into the clipboard."""
 
     async def scenario(_: Backend, page: Page) -> None:
-        await page.until("document.querySelector('.export pre').textContent === '--flag 49\\n'")
+        await page.until("document.querySelector('.export pre').textContent === '--flag 113\\n'")
         await page.evaluate("void (navigator.clipboard.writeText = async (text) => { window.copied = text; })")
         await page.click(".export button")
         await page.see("Copied.")
-        assert await page.evaluate("window.copied") == "--flag 49\n"
+        assert await page.evaluate("window.copied") == "--flag 113\n"
 
     stage.play(scenario, "#/runs/night")
 
@@ -157,7 +146,7 @@ def test_two_runs_are_compared(stage: Stage) -> None:
         "differences": [row | {"low": 0.85, "high": 0.95, "clear": True},
                         row | {"metric": "tpot_p50_s", "a": 0.01, "b": 0.01, "ratio": 1.0, "low": None, "high": None,
                                "clear": False}],
-        "pivots": {"night": {"shape": "crossover", "threshold": 49, "interval": [44, None]}},
+        "pivots": {"night": {"shape": "crossover", "threshold": 113, "interval": [101, None]}},
     }  # fmt: skip
 
     async def scenario(_: Backend, page: Page) -> None:
@@ -166,7 +155,7 @@ def test_two_runs_are_compared(stage: Stage) -> None:
             "document.querySelector('.ratios tr.worse').innerText.replace(/\\s+/g, ' ').trim()"
         ) == ("EAGLE-3, static 8 1,000 900 0.900 0.850 to 0.950 worse")
         await page.see("1 of 2 figures differ clearly")
-        await page.see("49, 90 %: 44 to never disabling")
+        await page.see("113, 90 %: 101 to never disabling")
 
     stage.play(scenario, "#/compare/night/sim", Backend(comparison=found))
 
@@ -221,89 +210,6 @@ def test_hostile_names_are_text(stage: Stage) -> None:
     stage.play(scenario, backend=hostile_backend())
 
 
-def test_variants_have_the_colours_and_labels_of_the_plots(stage: Stage) -> None:
-    """Colours, markers and labels are those of tuner/style.py, and the pivot its colour."""
-
-    async def scenario(_: Backend, page: Page) -> None:
-        looks = await page.evaluate("import('/static/looks.js').then((module) => module.LOOKS)")
-        assert looks.keys() == LOOKS.keys()
-        for name, look in LOOKS.items():
-            colour = f"getComputedStyle(document.documentElement).getPropertyValue('--{name}').trim()"
-            assert await page.evaluate(colour) == look.colour
-            assert (looks[name]["label"], looks[name]["marker"]) == (look.label, look.marker)
-            assert looks[name].get("dashed", False) == (look.line == "--")
-        assert (
-            await page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--band').trim()") == BAND
-        )
-
-    stage.play(scenario)
-
-
-def test_dark_and_light_are_both_readable(stage: Stage) -> None:
-    """The paper is light or dark as the system asks, and all text on it has the contrast of WCAG AA, curves 3:1."""
-
-    async def colours(page: Page, scheme: str) -> dict[str, Any]:
-        await page.look(scheme=scheme)
-        style = "getComputedStyle(document.querySelector({!r}))"
-        paper = await page.evaluate(style.format("body") + ".backgroundColor")
-        worst = {}
-        for selector in (
-            "body",
-            ".dim",
-            "a",
-            ".warnings li",
-            ".state",
-            ".readout th",
-            ".pivot text",
-            *(f".v-{v}" for v in CURVES),
-        ):
-            prop = "fill" if selector == ".pivot text" else "color"
-            colour = await page.evaluate(f"{style.format(selector)}.{prop}")
-            worst[selector] = await page.evaluate(f"{CONTRAST}({colour!r}, {paper!r})")
-        return {"paper": paper, "contrast": worst}
-
-    async def scenario(_: Backend, page: Page) -> None:
-        await page.until(
-            "['.pivot text', '.warnings li', '.state'].every((selector) => document.querySelector(selector))"
-        )
-        light, dark = await colours(page, "light"), await colours(page, "dark")
-        assert light["paper"] == "rgb(255, 255, 255)"
-        assert max(map(int, re.findall(r"\d+", dark["paper"]))) < 40
-        for found in (light, dark):
-            for selector, contrast in found["contrast"].items():
-                assert contrast >= (3 if selector.startswith(".v-") else 4.5), (selector, contrast)
-
-    stage.play(scenario, "#/runs/night")
-
-
-ROUTES = (
-    "#/runs",
-    "#/runs/night",
-    "#/servers",
-    "#/servers/box",
-    "#/jobs",
-    "#/jobs/j1",
-    "#/start",
-    "#/compare/night/sim",
-)
-
-
-def test_nothing_but_tables_scrolls_sideways_on_a_phone(stage: Stage) -> None:
-    """At 360 pixels no view is wider than the window, whatever the names."""
-
-    async def scenario(backend: Backend, page: Page) -> None:
-        backend.runs.append(summary("a-run-with-a-very-long-name-" * 3))
-        await page.look(width=360, height=740)
-        for route in ROUTES:
-            await page.go(route)
-            if route == "#/runs/night":
-                await page.until("document.querySelectorAll('svg.chart .line').length === 9")
-            wide = await page.evaluate("document.scrollingElement.scrollWidth")
-            assert wide <= 360, (route, wide)
-
-    stage.play(scenario)
-
-
 def test_an_address_that_leads_nowhere_says_so(stage: Stage) -> None:
     """A link to a run that is gone shows the service's own words."""
 
@@ -311,27 +217,3 @@ def test_an_address_that_leads_nowhere_says_so(stage: Stage) -> None:
         await page.see("there is no gone")
 
     stage.play(scenario, "#/runs/gone")
-
-
-def test_files_keep_to_the_rules() -> None:
-    """Nothing is parsed as markup or code, nothing comes from elsewhere, no module is long."""
-    forbidden = re.compile(
-        r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function| style="
-        r"|https?://(?!www\.w3\.org/2000/svg|HOST)"
-    )
-    for file in PAGE.iterdir():
-        text = file.read_text(encoding="utf-8")
-        assert forbidden.findall(text) == [], file.name
-        assert file.suffix != ".js" or len(text.splitlines()) < 300, file.name
-    assert forbidden.findall('<p style="x">') == [" style="]
-
-
-def test_a_missing_browser_is_a_failure_in_ci(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without Chromium the tests of the page say what to install; in CI they fail, elsewhere they are skipped."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv(REQUIRE_ALL, "1")
-    with pytest.raises(pytest.fail.Exception, match="apt-get install chromium"):
-        program()
-    monkeypatch.delenv(REQUIRE_ALL)
-    with pytest.raises(pytest.skip.Exception, match="apt-get install chromium"):
-        program()

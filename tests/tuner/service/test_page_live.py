@@ -44,6 +44,23 @@ def test_a_lost_connection_is_shown_and_everything_fetched_anew(stage: Stage) ->
     stage.play(scenario)
 
 
+def test_a_view_that_failed_comes_back(stage: Stage) -> None:
+    """What could not be shown says why, and is shown as soon as the service is well or the run is there."""
+
+    async def scenario(backend: Backend, page: Page) -> None:
+        await page.see("the disk is gone")
+        backend.broken = False
+        backend.drop()
+        await page.until("document.querySelectorAll('.runs tbody tr').length === 2")
+        await page.go("#/runs/soon")
+        await page.see("there is no soon")
+        backend.runs.append(summary("soon"))
+        backend.tell("run", summary("soon"))
+        await page.see("81 of 81 points, 80 usable")
+
+    stage.play(scenario, backend=Backend(broken=True))
+
+
 def test_apply_by_keyboard_with_confirmation_and_read_back(stage: Stage) -> None:
     """Tab to Apply; the dialog states old and new values and starts at Cancel; then what the server reads back."""
 
@@ -53,7 +70,7 @@ def test_apply_by_keyboard_with_confirmation_and_read_back(stage: Stage) -> None
         await page.press("Enter")
         await page.until("document.querySelector('#dialog[open]') && document.activeElement.textContent === 'Cancel'")
         assert await page.evaluate("document.querySelector('.changes tbody').innerText.split(/\\s*\\n\\s*|\\t/)") == [
-            "threshold", "24", "49", "resumes at", "18", "37", "stays off at least", "16 steps", "16 steps",
+            "threshold", "24", "113", "resumes at", "18", "85", "stays off at least", "16 steps", "16 steps",
         ]  # fmt: skip
         assert backend.asked == []
         await page.tab_to("e.textContent === 'Apply to box'")
@@ -72,9 +89,9 @@ def test_a_threshold_is_set_by_hand(stage: Stage) -> None:
 
     async def scenario(backend: Backend, page: Page) -> None:
         await page.click("#hand-threshold")
-        await page.type("49")
+        await page.type("113")
         await page.press("Enter")
-        await page.until("document.querySelector('.changes .new').textContent === '49'")
+        await page.until("document.querySelector('.changes .new').textContent === '113'")
         await page.click("#dialog button.main")
         await page.see("Agrees. box reads back what was asked.")
         await page.press("Escape")
@@ -85,7 +102,7 @@ def test_a_threshold_is_set_by_hand(stage: Stage) -> None:
         await page.until("document.querySelector('.changes .new').textContent === 'never disable'")
         await page.click("#dialog button.main")
         await page.see("Agrees.")
-        assert [body for _, _, body in backend.asked] == [{"threshold": 49}, {"threshold": None}]
+        assert [body for _, _, body in backend.asked] == [{"threshold": 113}, {"threshold": None}]
 
     stage.play(scenario, "#/servers/box")
 

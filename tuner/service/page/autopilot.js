@@ -5,7 +5,7 @@ import { confirm } from "./dialog.js";
 import { busy, failed, h, put, replace, table } from "./dom.js";
 import { moment, span, threshold } from "./format.js";
 import { input, oneOf } from "./parts.js";
-import { known } from "./store.js";
+import { known, learn } from "./store.js";
 
 const MODES = [["off", "off"], ["dry_run", "dry run"], ["on", "on"]];
 const MEANING = {
@@ -50,7 +50,10 @@ function show(now, { mode, low, high, meaning }) {
 function submit(name, wanted, button, problem) {
   const [low, high] = wanted.bounds;
   if (high !== null && low > high) return replace(problem, failed(new Error("The lowest threshold lies above the highest.")));
-  const set = () => post(["servers", name, "autopilot"], wanted);
+  const set = async () => {
+    const answer = await post(["servers", name, "autopilot"], wanted);
+    if (answer?.name === name) learn("server", answer);
+  };
   if (wanted.state !== "on") return busy(button, problem, set);
   replace(problem);
   return confirm({
@@ -58,7 +61,7 @@ function submit(name, wanted, button, problem) {
     body: [h("p", {}, `It will move the threshold between ${low} and ${high ?? "never disabling"} on live traffic, by itself.`),
       h("p", {}, `Now: threshold ${threshold(known.server.get(name)?.threshold)}.`)],
     verb: "Switch it on",
-    act: async () => void (await set()),
+    act: set,
   });
 }
 

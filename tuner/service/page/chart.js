@@ -8,7 +8,7 @@
  * @property {{label: string, scale: object}} x
  * @property {{label: string, scale: object, say: function(number): string}} y
  * @property {{variant: string, points: Point[], names: ?string}[]} lines; `names` is the side at which points carry their level
- * @property {?{low: number, high: number, line: ?number, words: string}} band the pivot in units of x
+ * @property {?{low: ?number, high: ?number, line: ?number, words: string}} band the pivot in units of x; words alone where it lies outside
  * @property {boolean} simulated
  * @property {boolean} scatter whether x is a result too: then the nearest point in both directions counts
  * @property {function(number): string} at a level in words
@@ -91,15 +91,18 @@ function apart(ticks, at, room) {
 function curve({ spec, place }, line) {
   const { css, marker: kind, dashed } = look(line.variant);
   const d = line.points.map((point, i) => `${i ? "L" : "M"}${place.x(point.x).toFixed(1)} ${place.y(point.y).toFixed(1)}`).join("");
-  const bars = line.points.filter((point) => known(point.low) && known(point.high)).map((point) => bar(place, point));
+  const bars = line.points.filter((point) => known(point.low) && known(point.high)).map((point) => bar(spec, place, point));
   const marks = line.points.map((point) => s("path", { class: "mark", d: marker(kind, place.x(point.x), place.y(point.y), 3.6) }));
   return s("g", { class: css, "data-variant": line.variant },
     s("path", { class: "line", d, "stroke-dasharray": dashed ? "6 4" : null }), bars, marks, line.names ? names(place, line) : []);
 }
 
-function bar(place, point) {
-  const [x, low, high] = [place.x(point.x), place.y(point.low), place.y(point.high)];
-  return s("path", { class: "bar-95", d: `M${x} ${low}V${high}M${x - 3} ${low}h6M${x - 3} ${high}h6` });
+/** A 95 % interval; an end beyond the chart has no cap, so that the edge does not pass for it. */
+function bar(spec, place, point) {
+  const x = place.x(point.x);
+  const caps = [point.low, point.high].filter((end) => Math.abs(spec.y.scale.at(end) - 0.5) <= 0.5);
+  const d = [`M${x} ${place.y(point.low)}V${place.y(point.high)}`, ...caps.map((end) => `M${x - 3} ${place.y(end)}h6`)];
+  return s("path", { class: "bar-95", d: d.join("") });
 }
 
 function names(place, line) {
@@ -110,6 +113,7 @@ function names(place, line) {
 function pivot({ spec, place }, box) {
   const { band } = spec;
   if (!band) return [];
+  if (!known(band.low)) return s("g", { class: "pivot" }, s("text", { x: box.right - 6, y: box.bottom - 8, "text-anchor": "end" }, band.words));
   const [low, high] = [place.x(band.low), place.x(band.high)];
   const crowded = high > (box.left + box.right) / 2;
   return s("g", { class: "pivot" },

@@ -119,7 +119,7 @@ const values = (lines, axis) => lines.flatMap((line) => line.points.map((point) 
 
 function across(lines, x) {
   const found = values(lines, "x");
-  return x === "batch" ? { label: BATCH, scale: log2Scale(powersOfTwo(found)) } : { label: CONCURRENCY, scale: log2Scale(found) };
+  return x === "batch" ? { label: BATCH, scale: log2Scale(found, powersOfTwo(found)) } : { label: CONCURRENCY, scale: log2Scale(found, found) };
 }
 
 // ---- the pivot
@@ -134,11 +134,15 @@ function batchOf(all) {
   return new Map([...sums].sort((a, b) => a[0] - b[0]).map(([c, [sum, count]]) => [c, sum / count]));
 }
 
+/** Where no level lies on the other side of the pivot. */
+const ONE_SIDED = { always_on: "no pivot up to the largest level: always pays", always_off: "no pivot down to the smallest level: never pays" };
+
 /** The pivot in units of the x axis. It is known over the decode batch; against concurrency it moves with the load. */
 function band(all, x) {
   const { pivot } = all;
-  if (!pivot || pivot.shape === "always_on" || pivot.shape === "always_off") return null;
+  if (!pivot) return null;
   const batches = batchOf(all);
+  if (Object.hasOwn(ONE_SIDED, pivot.shape)) return { words: `${ONE_SIDED[pivot.shape]} (90 %: ${span(pivot.low, pivot.high)})` };
   const place = x === "batch" ? (batch) => batch : (batch) => toConcurrency(batches, batch);
   const [first, last] = [Math.min(...batches.values()), Math.max(...batches.values())];
   return {

@@ -68,6 +68,12 @@ function focusHeading(root) {
   scrollTo(0, 0);
 }
 
+/** A view that could not be shown is tried again when the service is back, or when what it names has appeared. */
+function retry(kind, changed) {
+  const failedNow = main.querySelector(".view > .failed:only-child");
+  if (failedNow && (kind === "link" ? link.up : changed && parts()[1] === changed.name)) route();
+}
+
 function mark(section) {
   for (const anchor of document.querySelectorAll(".bar nav a")) {
     if (anchor.hash === `#/${section}`) anchor.setAttribute("aria-current", "page");
@@ -100,6 +106,7 @@ function announceJobs(signal) {
 start();
 follow(["link"], new AbortController().signal, showLink);
 announceJobs(new AbortController().signal);
+follow(["link", "run", "server"], new AbortController().signal, retry);
 showLink();
 connect();
 addEventListener("hashchange", route);

@@ -2,20 +2,20 @@
 
 import { number } from "./format.js";
 
-/** Base-2 logarithm over the given levels, which are its ticks. */
-export function log2Scale(levels) {
-  const [low, high] = [Math.min(...levels), Math.max(...levels)].map(Math.log2);
+/** Base-2 logarithm over the given values, with ticks at the given places. */
+export function log2Scale(values, ticks) {
+  const [low, high] = [Math.min(...values), Math.max(...values)].map(Math.log2);
   const room = high > low ? 0.03 * (high - low) : 0.5;
   return {
     at: (value) => clamp((Math.log2(value) - low + room) / (high - low + 2 * room)),
-    ticks: [...new Set(levels)].sort((a, b) => a - b).map((level) => [level, number(level)]),
+    ticks: [...new Set(ticks)].sort((a, b) => a - b).map((tick) => [tick, number(tick)]),
   };
 }
 
-/** The powers of two between the smallest and the largest value. */
+/** The whole powers of two between the smallest and the largest value. */
 export function powersOfTwo(values) {
-  const [low, high] = [Math.floor(Math.log2(Math.min(...values))), Math.ceil(Math.log2(Math.max(...values)))];
-  return Array.from({ length: high - low + 1 }, (_, i) => 2 ** (low + i));
+  const [low, high] = [Math.max(0, Math.ceil(Math.log2(Math.min(...values)))), Math.floor(Math.log2(Math.max(...values)))];
+  return Array.from({ length: Math.max(0, high - low + 1) }, (_, i) => 2 ** (low + i));
 }
 
 /** Logarithm with ticks at 1, 2 and 5 times each power of ten. */

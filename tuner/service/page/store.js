@@ -36,8 +36,10 @@ function tellAll(kind, item) {
 
 /** Fetch all three lists; what an event brought meanwhile is newer and stays. */
 export function refresh() {
-  ready = fetched();
-  return ready;
+  const fetching = fetched();
+  fetching.catch(() => (ready = ready === fetching ? null : ready)); // whoever asks next tries again
+  ready = fetching;
+  return fetching;
 }
 
 /** Wait until the lists are there. */
@@ -67,8 +69,8 @@ export function learn(kind, item) {
 export function connect() {
   const stream = new EventSource(path("events"));
   stream.addEventListener("open", () => {
-    setLink(true);
     refresh().catch(() => {});
+    setLink(true);
   });
   stream.addEventListener("reset", () => refresh().catch(() => {}));
   for (const kind of Object.keys(KINDS)) {
