@@ -101,7 +101,9 @@ def _template(request: web.Request) -> str:
 def _refused(request: web.Request, refusal: Refusal) -> web.Response:
     wants_page = request.method == "GET" and "text/html" in request.headers.get("Accept", "")
     if refusal.status == 401 and wants_page:
-        return web.Response(status=303, headers={"Location": LOGIN})
+        # Relative: a proxy may offer the service below a path. A page lies at its root, a report four levels below.
+        up = "../" * (request.path.count("/") - 1)
+        return web.Response(status=303, headers={"Location": f"{up}{LOGIN.removeprefix('/')}"})
     return _said(refusal.status, str(refusal))
 
 

@@ -48,6 +48,7 @@ class Block(msgspec.Struct, frozen=True):
     last_error: str | None = None
     ranks_agree: bool | None = None
     autopilot: dict[str, Any] | None = None
+    rungs: list[Any] = []
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -184,7 +185,8 @@ def _from_block(server: Server, block: Block, last: Seen | None, seen: Seen) -> 
         steps = steps_between(before, specpivot_block(seen.info) or {})
     except ValueError:  # restarted: there is nothing to compare with
         return server
-    if before.get("policy_id") == block.policy_id and not _autopilot_tries(block):
+    # A ladder's last rung need not be its widest, and an autopilot tries what its threshold would not do.
+    if before.get("policy_id") == block.policy_id and len(block.rungs) < 2 and not _autopilot_tries(block):
         _refuse_wrong_state(steps, block.threshold)
     return _with_steps(server, steps, seen.at_s - last.at_s)
 
@@ -196,7 +198,7 @@ def _complaint(block: Block) -> str | None:
 
 
 def _autopilot_tries(block: Block) -> bool:
-    return block.autopilot is not None and block.autopilot.get("state") not in (None, "off")
+    return block.autopilot is not None and block.autopilot.get("state") not in (None, "off", "held")
 
 
 def _refuse_wrong_state(steps: Steps, threshold: int) -> None:

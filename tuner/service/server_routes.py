@@ -9,7 +9,7 @@ from aiohttp import web
 
 from harness.endpoint import specpivot_block
 from harness.errors import UserError
-from patched_worker.policy import NEVER_DISABLE, Policy
+from patched_worker.policy import NEVER_DISABLE, Policy, Rung
 from tuner.service import answers
 from tuner.service.asked import ApplyRun, ApplyThreshold, NewServer, SetAutopilot
 from tuner.service.look import Block
@@ -28,7 +28,7 @@ class _Recommended(msgspec.Struct, frozen=True):
     threshold: int | None
     resume_at: int | None
     min_dwell_steps: int
-    ladder: list[Any] | None
+    ladder: list[dict[str, int | None]] | None
 
 
 async def list_servers(service: Service, request: web.Request) -> answers.Servers:
@@ -109,11 +109,11 @@ async def _policy(service: Service, body: ApplyRun | ApplyThreshold) -> Policy:
         content = await service.desk.ask("recommendation", [recommended_folder(service, body.run)])
         found = msgspec.json.decode(content, type=_Recommended)
         if found.ladder:
-            raise Refusal(409, "a ladder cannot be set live; start the server with --speculative-policy-file")
+            return Policy(tuple(Rung(**rung) for rung in found.ladder), found.min_dwell_steps)
         return Policy.from_threshold(
             found.threshold, found.resume_at if found.threshold else None, found.min_dwell_steps
         )
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise Refusal(400, str(error)) from error
 
 
