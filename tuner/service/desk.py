@@ -21,6 +21,7 @@ import msgspec
 from tuner.service.refusal import Refusal
 from tuner.service.runs import signature
 
+PROGRAM = (sys.executable, "-m", "tuner.service.heavy")
 IDLE_S = 20.0
 LIMIT_S = 120.0
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -108,7 +109,7 @@ class Desk:
     async def _running(self) -> Process:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tuner.service.heavy"),
+                *PROGRAM,
                 stdin=PIPE,
                 stdout=PIPE,
                 env=self._environment,
@@ -127,18 +128,13 @@ class Desk:
             self._kept.popitem(last=False)
 
 
-def child_environment(secrets: Sequence[str] = ()) -> dict[str, str]:
-    """Our environment for a process of ours: it finds our modules wherever it runs, and knows no key or token.
-
-    Args:
-        secrets: names of further variables to leave out.
-    """
+def child_environment() -> dict[str, str]:
+    """Our environment for a process of ours: it finds our modules wherever it runs, and knows no key or token."""
     root = str(Path(__file__).resolve().parent.parent.parent)
     found = {
         name: value
         for name, value in os.environ.items()
-        if name not in secrets
-        and not name.startswith(("SPECPIVOT_TOKEN", "SPECPIVOT_API_KEY", "SPECPIVOT_ADMIN_API_KEY"))
+        if not name.startswith(("SPECPIVOT_TOKEN", "SPECPIVOT_API_KEY", "SPECPIVOT_ADMIN_API_KEY"))
     }
     found["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     return found

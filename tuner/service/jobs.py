@@ -177,7 +177,7 @@ class Jobs:
             kind=plan.kind,
             run=name,
             server=plan.server,
-            arguments=[plan.kind, *plan.flags, f"--out={folder}"],
+            arguments=self._arguments(plan, folder),
             points_planned=plan.points,
             point_s=plan.point_s,
             created_s=now,
@@ -253,6 +253,9 @@ class Jobs:
                 start_new_session=True,
             )
         return self.answer(record)
+
+    def _arguments(self, plan: Plan, folder: Path) -> list[str]:
+        return [plan.kind, *plan.flags, f"--out={folder}"]
 
     def _refuse_if_occupied(self, server: str) -> None:
         if (job := self.on(server)) is not None:

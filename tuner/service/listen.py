@@ -26,15 +26,22 @@ def bound(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:  # getaddrinfo would take it modulo 65536
         raise UserError(f"--port {port}: give 0 (any that is free) to 65535")
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, proto, _, address = found[0]
         listener = socket.socket(family, kind, proto)
+    except OSError as error:
+        raise _no_address(host, port, error) from error
+    try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise UserError(f"cannot listen on {host} port {port}: {error}; give another --host or --port") from error
+        listener.close()
+        raise _no_address(host, port, error) from error
     return listener
+
+
+def _no_address(host: str, port: int, error: OSError) -> UserError:
+    return UserError(f"cannot listen on {host} port {port}: {error}; give another --host or --port")
 
 
 class Doorkeeper:

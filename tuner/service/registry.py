@@ -9,7 +9,7 @@ import msgspec
 
 from harness.endpoint import Endpoint, check_url
 from harness.errors import UserError
-from harness.records import PATCHED_VARIANTS, Variant
+from harness.records import Variant
 from tuner.service.asked import NewServer
 from tuner.service.names import STATE
 from tuner.service.refusal import Refusal
@@ -80,12 +80,6 @@ class Registry:
         self.get(name)
         self._save({key: server for key, server in self._servers.items() if key != name})
 
-    def secret_names(self) -> list[str]:
-        """The variables that hold keys."""
-        return [
-            name for server in self._servers.values() for name in (server.api_key_env, server.admin_api_key_env) if name
-        ]
-
     def _save(self, servers: dict[str, NewServer]) -> None:
         write(self._file, msgspec.json.format(msgspec.json.encode(_File(list(servers.values()))), indent=1) + b"\n")
         self._servers = servers
@@ -121,11 +115,6 @@ def attached(server: NewServer, variants: list[Variant]) -> dict[str, str]:
         if variant not in server.variants:
             raise Refusal(400, f"{server.name} does not play {variant}; it plays {', '.join(server.variants)}")
     return dict.fromkeys(variants, server.url)
-
-
-def is_patched(server: NewServer) -> bool:
-    """Whether it was registered as one whose policy can be set."""
-    return not PATCHED_VARIANTS.isdisjoint(server.variants)
 
 
 def _value(variable: str | None) -> str | None:

@@ -40,7 +40,7 @@ class Service:
         self.figures = Figures()
         self.runs = Runs(results.resolve())
         self.registry = Registry(self.runs.results)
-        environment = child_environment(self.registry.secret_names())
+        environment = child_environment()
         self.jobs = Jobs(self.runs, environment)
         self.desk = Desk(environment)
         self.watch = Watch(self.registry, self.jobs.on, self._server_changed, look_every_s)
