@@ -211,6 +211,13 @@ class Log(msgspec.Struct, frozen=True):
     lines: list[str]
 
 
+class Presets(msgspec.Struct, frozen=True):
+    """The presets that a simulated job may name."""
+
+    presets: list[str]
+    default: str
+
+
 # ---- servers
 
 
@@ -237,7 +244,7 @@ class Server(msgspec.Struct, frozen=True):
     `state`: up; down (no answer); lacking (an answer, but no JSON at /server_info); lying (what it says cannot be).
     `threshold`, `resume_at`, `min_dwell`, `switches` and the step counts are a patched server's own, null elsewhere; a
     null threshold beside step counts never disables. `batch`, `accept_len`, `tok_per_s` and `speculating` are of the
-    time between the last two looks.
+    time between the last two looks. `simulated` is null for as long as it did not say.
     """
 
     name: str
@@ -259,6 +266,7 @@ class Server(msgspec.Struct, frozen=True):
     accept_len: float | None = None
     tok_per_s: float | None = None
     job: str | None = None
+    simulated: bool | None = None
     autopilot: Autopilot = Autopilot()
 
 

@@ -86,6 +86,7 @@ ROUTES: tuple[Route, ...] = (
         refusals=(404, 409),
         body=(asked.NewSweep | asked.NewTune,),
     ),
+    Route("GET", f"{V1}/presets", job_routes.list_presets, "What can be simulated", answers.Presets),
     Route("GET", JOB, job_routes.get_job, "One job", answers.Job, refusals=(404,)),
     Route(
         "GET",

@@ -49,12 +49,18 @@ class Hub:
 
     def publish(self, kind: Kind, document: msgspec.Struct) -> None:
         """Tell everybody."""
+        self._pass_on(kind, msgspec.json.encode(document).decode())
+
+    def _pass_on(self, kind: str, data: str) -> None:
         self._count += 1
-        data = msgspec.json.encode(document).decode()
         event = f"id: {self._life}-{self._count}\nevent: {kind}\ndata: {data}\n\n".encode()
         self._history.append((self._count, event))
         for listener in self.listeners:
             listener.put(event)
+
+    def reset(self) -> None:
+        """Let everybody fetch everything anew: something is gone, which no event can show."""
+        self._pass_on("reset", "{}")
 
     @contextmanager
     def _listening(self) -> Iterator[Listener]:

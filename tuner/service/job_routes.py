@@ -22,7 +22,9 @@ from tuner.service.runs import tune_points
 from tuner.service.service import Service
 
 SIMULATED = "sim:"
-_PRESETS = Path(str(harness.sim.__file__)).with_name("presets")
+# harness.sim.preset knows these too, but brings numpy and scipy along; a test holds the two together.
+_FOLDER = Path(str(harness.sim.__file__)).with_name("presets")
+DEFAULT_PRESET = "h200-llama31-8b-illustrative"
 DEFAULT_BUDGET_S = 1200.0  # of a tuning that is given none
 WRITE_S = 30.0  # a listener that takes nothing for so long is hung up on
 
@@ -42,6 +44,10 @@ async def start_job(service: Service, request: web.Request, body: NewSweep | New
     job = service.jobs.start(plan, given, body.run)
     service.job_changed(job)
     return job
+
+
+async def list_presets(service: Service, request: web.Request) -> answers.Presets:
+    return answers.Presets(_presets(), DEFAULT_PRESET)
 
 
 async def get_job(service: Service, request: web.Request) -> answers.Job:
@@ -83,9 +89,8 @@ async def stream_events(service: Service, request: web.Request) -> web.StreamRes
 
 
 def _simulated(body: NewSweep | NewTune, preset: str) -> Plan:
-    there = sorted(file.stem for file in _PRESETS.glob("*.json"))  # reading one would bring numpy and scipy along
-    if preset not in there:
-        raise Refusal(400, f"there is no preset {preset}; there are {', '.join(there)}")
+    if preset not in _presets():
+        raise Refusal(400, f"there is no preset {preset}; there are {', '.join(_presets())}")
     return _plan(body, f"{SIMULATED}{preset}", [f"--sim={preset}"], sim=preset)
 
 
@@ -98,6 +103,10 @@ def _attached(server: NewServer, body: NewSweep | NewTune) -> Plan:
         )
     urls = attached(server, wanted)
     return _plan(body, server.name, [f"--attach={variant}={url}" for variant, url in urls.items()], attach=urls)
+
+
+def _presets() -> list[str]:
+    return sorted(file.stem for file in _FOLDER.glob("*.json"))
 
 
 def _has_threshold(body: NewSweep | NewTune) -> bool:

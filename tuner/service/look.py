@@ -14,7 +14,7 @@ import msgspec
 
 from harness.endpoint import Endpoint, specpivot_block
 from harness.errors import one_line
-from harness.proof import Steps, identity, steps_between, worker_of
+from harness.proof import Steps, identity, simulation_of, steps_between, worker_of
 from patched_worker.policy import NEVER_DISABLE
 from tuner.service.answers import Server, ServerState
 
@@ -159,6 +159,7 @@ def _believed(old: Server, last: Seen | None, seen: Seen, now_s: float, job: str
         worker=worker[:200] or None,
         version=version[:100] if isinstance(version, str) and version else None,
         job=job,
+        simulated=simulation_of(seen.info) is not None,
     )
     same = last is not None and identity(last.info) == identity(seen.info)
     if block is None:

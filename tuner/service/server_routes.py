@@ -51,6 +51,7 @@ async def remove_server(service: Service, request: web.Request) -> answers.Gone:
     _refuse_if_measured(service, name)
     service.registry.remove(name)
     service.watch.remove(name)
+    service.server_gone(name)
     return answers.Gone(name)
 
 

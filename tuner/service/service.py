@@ -78,6 +78,11 @@ class Service:
         if run is not None:
             self._tell("run", name, msgspec.structs.replace(run, job=self.jobs.by_run().get(name)))
 
+    def server_gone(self, name: str) -> None:
+        """Tell that a server is registered no more."""
+        self._told.pop(f"server {name}", None)
+        self.hub.reset()
+
     def _server_changed(self, server: answers.Server) -> None:
         self._tell("server", server.name, server)
 

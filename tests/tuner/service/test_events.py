@@ -126,7 +126,7 @@ async def read_event(content: aiohttp.StreamReader, kind: str) -> dict[str, obje
 
 
 def test_changes_reach_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that was registered, and a run that somebody else made in the folder."""
+    """A server that was registered, a run that somebody else made in the folder, and that the server is gone."""
     monkeypatch.setattr(service, "RUNS_EVERY_S", 0.02)
 
     async def scenario() -> None:
@@ -140,6 +140,8 @@ def test_changes_reach_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 await asyncio.to_thread(write_run, tmp_path / "elsewhere", rows(repeats=1)[:2])
                 run = await read_event(response.content, "run")
                 assert run["name"] == "elsewhere"
+                await call(client, "DELETE", "/api/v1/servers/box")
+                assert await read_event(response.content, "reset") == {}
 
             async def nobody() -> bool:
                 return not made.hub.listeners

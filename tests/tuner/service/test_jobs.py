@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from harness.config import SweepConfig
-from harness.sim.preset import DEFAULT_PRESET
+from harness.sim.preset import DEFAULT_PRESET, preset_names
 from tests.tuner.runs import manifest, rows, write_run
 from tests.tuner.service.services import call, serving, simulating
 from tuner.service import answers, asked
@@ -339,6 +339,16 @@ def test_a_registered_server_is_attached_to_as_what_it_plays(tmp_path: Path, mon
     assert [plan.points for plan, _ in plans] == [2 * 7 * 3, 3 * 7, 3, 60]
     assert all(keys == {"SPECPIVOT_ADMIN_API_KEY": "hush-hush"} for _, keys in plans)
     assert "hush" not in json.dumps([plan.flags for plan, _ in plans])
+
+
+def test_presets_are_those_of_the_simulation(tmp_path: Path) -> None:
+    """The service names them without loading what reads them."""
+
+    async def ask() -> Any:
+        async with serving(tmp_path) as (_, client):
+            return await call(client, "GET", "/api/v1/presets")
+
+    assert asyncio.run(ask()) == (200, {"presets": preset_names(), "default": DEFAULT_PRESET})
 
 
 def test_jobs_that_are_not_there(tmp_path: Path) -> None:

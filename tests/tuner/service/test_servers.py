@@ -49,6 +49,7 @@ def test_a_server_is_registered_watched_and_forgotten(tmp_path: Path) -> None:
             assert (status, added["name"], added["url"]) == (201, "box", url)
             found = await state(client, "box", "up")
             assert (found["worker"], found["threshold"], found["job"]) == ("EAGLEWorkerV2", None, None)
+            assert found["simulated"] is True
             assert found["autopilot"] == {"state": "off", "bounds": None, "last_move": None}
         async with serving(tmp_path) as (_, client):
             assert [one["name"] for one in (await call(client, "GET", "/api/v1/servers"))[1]["servers"]] == ["box"]
