@@ -248,7 +248,7 @@ def what_is_missing(run: RunFolder) -> str:
 
 
 def _not_measured(run: RunFolder) -> int:
-    """Planned points without a row. A tuning plans one pass of its curves; what it adds to them it decides as it goes."""
+    """Planned points without a row. A tuning plans one pass of its curves; the rest it decides as it goes."""
     settings, variants = run.manifest.settings, run.manifest.variants
     tuning = "tune" in run.manifest.config
     planned = {

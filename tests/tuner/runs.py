@@ -127,21 +127,10 @@ def manifest(source: Source = "simulated", **changes: Any) -> Manifest:
     return msgspec.structs.replace(made, **changes)
 
 
-def settings_of(points: list[LevelRow]) -> Settings:
-    """Settings that plan just these points, or a few more where levels were repeated unevenly."""
-    variants = tuple(dict.fromkeys(row.variant for row in points))
-    levels = tuple(sorted({row.concurrency for row in points}))
-    repeats = max((row.repeat for row in points), default=1)
-    return Settings(variants, levels, repeats, 20.0, 3.0)
-
-
 def write_run(path: Path, points: Iterable[LevelRow] | None = None, made: Manifest | None = None) -> RunFolder:
     """Write a run folder and open it for reading."""
-    points = list(rows() if points is None else points)
-    if made is None or made.settings == manifest().settings:
-        made = msgspec.structs.replace(made or manifest(), settings=settings_of(points))
     # What the disk holds after a power cut is not under test here, and waiting for it is slow.
-    with mock.patch("os.fsync"), RunWriter.create(path, made) as writer:
-        for row in points:
+    with mock.patch("os.fsync"), RunWriter.create(path, made or manifest()) as writer:
+        for row in rows() if points is None else points:
             writer.put_row(row)
     return RunFolder(path)
