@@ -17,6 +17,7 @@ from patched_worker.policy import Policy
 
 WorkerGeneration = Literal["auto", "v1", "v2"]
 Residency = Literal["auto", "together", "alternate"]
+DEFAULT_NUM_STEPS = 3
 DEFAULT_CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
 MAX_CONCURRENCY = 65536
 MAX_TOKENS = 2**22
@@ -42,7 +43,8 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         vocab_size: random token ids stay below it; one above the model's own makes SGLang crash.
         sim: preset of simulated servers; time_scale simulated seconds pass per second.
         attach: variant to URL of a running server.
-        model, draft, tp: what to start; num_steps, topk and draft_tokens are SGLang's speculative settings.
+        model, draft, tp: what to start; num_steps, topk and draft_tokens are SGLang's speculative settings, by default
+            3 (a preset's own, simulated), 1 and one more than num_steps.
         worker: which EAGLE worker generation must run: v1 (overlap off) or v2; auto takes SGLang's default.
         server_args, server_env: passed to every server that is started.
         resident: whether all servers are up at once ("together") or in turn ("alternate").
@@ -72,7 +74,7 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     model: str | None = None
     draft: str | None = None
     tp: int = 1
-    num_steps: int = 3
+    num_steps: int | None = None
     topk: int = 1
     draft_tokens: int | None = None
     worker: WorkerGeneration = "auto"
@@ -89,6 +91,10 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def point_s(self) -> float:
         """About how long a point takes, in seconds of ours: warm-up, window, two seconds to drain and read counters."""
         return (self.warmup_s + self.duration_s) / self.time_scale + 2.0
+
+    @property
+    def draft_steps(self) -> int:
+        return DEFAULT_NUM_STEPS if self.num_steps is None else self.num_steps
 
     @property
     def max_concurrency(self) -> int:

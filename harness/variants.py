@@ -135,6 +135,10 @@ def _name(variants: list[Variant]) -> str:
 def _simulated(config: SweepConfig, plan: ServerPlan) -> ServerPlan:
     command = [sys.executable, "-m", "harness.sim.server", "--preset", str(config.sim), "--variant", plan.variants[0]]
     command += ["--time-scale", str(config.time_scale), "--seed", str(config.seed)]
+    if plan.name == "speculative" and config.num_steps is not None:
+        command += ["--num-steps", str(config.num_steps)]
+    if plan.name == "speculative" and config.topk != 1:
+        command += ["--topk", str(config.topk)]
     return ServerPlan(plan.name, plan.variants, tuple(command))
 
 
@@ -161,11 +165,11 @@ def _sglang(config: SweepConfig, plan: ServerPlan) -> ServerPlan:
 
 
 def _speculative_arguments(config: SweepConfig) -> list[str]:
-    draft_tokens = config.draft_tokens if config.draft_tokens is not None else config.num_steps + 1
+    draft_tokens = config.draft_tokens if config.draft_tokens is not None else config.draft_steps + 1
     return [
         *("--speculative-algorithm", "EAGLE3"),
         *("--speculative-draft-model-path", str(config.draft)),
-        *("--speculative-num-steps", str(config.num_steps)),
+        *("--speculative-num-steps", str(config.draft_steps)),
         *("--speculative-eagle-topk", str(config.topk)),
         *("--speculative-num-draft-tokens", str(draft_tokens)),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic as now_s
 
@@ -12,6 +12,7 @@ from harness.errors import UserError
 from harness.sweep import point_seconds
 from harness.variants import server_plans
 from tuner.asked import TuneOptions
+from tuner.combinations import Combination, wanted
 from tuner.hysteresis import FEWEST_ROUNDS, MOST_ROUNDS, WAVES, points_needed
 from tuner.knobs import HYSTERESIS, ranks_hysteresis
 
@@ -47,6 +48,12 @@ class Budget:
     def point_s(self) -> float:
         return self._measuring_s / self._points if self._points >= 3 else self._point_s
 
+    def part(self, seconds: float) -> Budget:
+        """The next so many seconds of it, as a budget of their own."""
+        share = Budget(seconds, self.point_s)
+        share._ends = min(now_s() + seconds, self._ends)
+        return share
+
     @contextmanager
     def spending(self) -> Iterator[None]:
         """One point is measured inside."""
@@ -62,27 +69,46 @@ def check_budget(config: SweepConfig, options: TuneOptions) -> None:
     Raises:
         UserError: naming the budget that it takes.
     """
-    points = len(config.variants) * len(config.concurrency)
-    least = points + (points_needed(2) if ranks_hysteresis(options.search) else 0)
-    need_s = least * point_seconds(config)
-    start_s = _start_s(config)
+    combinations = wanted(config, options.search)
+    if combinations and config.attach:
+        raise UserError(
+            "--search of num_steps, topk or draft_tokens starts servers: give --model and --draft, or --sim"
+        )
+    levels, point_s = len(config.concurrency), point_seconds(config)
+    if combinations:
+        points, starts = levels + 2 * 2 * levels, 3
+        what = "the reference and two combinations"
+    else:
+        points, starts = len(config.variants) * levels, _starts_in_turn(config)
+        what = "one pass over the levels"
+    if ranks_hysteresis(options.search):
+        points += points_needed(2)
+        what += " and two rules under waves"
+    need_s, start_s = points * point_s, starts * START_S[kind_of(config)]
     if options.budget_s < need_s + start_s:
         raise UserError(
-            f"--budget of {minutes(options.budget_s)} is too short: one pass over the levels"
-            f"{' and two rules under waves' if least > points else ''} takes {least} points, {minutes(need_s)}, and the"
-            f" servers {minutes(start_s)} to start; give more, fewer --concurrency levels or a shorter --duration"
+            f"--budget of {minutes(options.budget_s)} is too short: {what} takes {points} points,"
+            f" {minutes(need_s)}, and the servers {minutes(start_s)} to start; give more, fewer --concurrency levels"
+            " or a shorter --duration"
         )
 
 
 def plan(config: SweepConfig, options: TuneOptions) -> list[str]:
     """What will be done, and how long it takes, in lines for people."""
-    first = len(config.variants) * len(config.concurrency)
-    total = int((options.budget_s - _start_s(config)) / point_seconds(config))
-    starts = 0 if config.attach else len(server_plans(config))
-    began = f"{starts} server starts (about {minutes(_start_s(config))} in all)" if starts else "no server start"
-    lines = [
-        f"plan: {began} and up to {total} points of {point_seconds(config):.0f} s, in {minutes(options.budget_s)}",
-        f"  {first} points: one pass over {len(config.concurrency)} levels of {', '.join(config.variants)}",
+    combinations = wanted(config, options.search)
+    start_s = (1 + len(combinations) if combinations else _starts_in_turn(config)) * START_S[kind_of(config)]
+    total = int(max(0.0, options.budget_s - start_s) / point_seconds(config))
+    starts = 0 if config.attach else 1 + len(combinations) if combinations else len(server_plans(config))
+    began = f"{starts} server starts (about {minutes(start_s)} in all)" if starts else "no server start"
+    lines = [f"plan: {began} and up to {total} points of {point_seconds(config):.0f} s, in {minutes(options.budget_s)}"]
+    if combinations:
+        lines += _combinations_planned(combinations, config, options)
+    else:
+        first = len(config.variants) * len(config.concurrency)
+        lines.append(
+            f"  {first} points: one pass over {len(config.concurrency)} levels of {', '.join(config.variants)}"
+        )
+    lines += [
         "  then replicas of eagle3 and forced_off around the pivot, until it is sharp",
         f"  then up to {options.trials} thresholds live, and {len(config.concurrency)} points to confirm what is kept",
     ]
@@ -92,6 +118,24 @@ def plan(config: SweepConfig, options: TuneOptions) -> list[str]:
             f"  then up to {options.trials} other {words} under ramps and bursts, in {FEWEST_ROUNDS} to {MOST_ROUNDS}"
             f" rounds of {len(WAVES)} points each"
         )
+    return lines
+
+
+def _combinations_planned(combinations: Sequence[Combination], config: SweepConfig, options: TuneOptions) -> list[str]:
+    """The combinations, and how many of them the budget reaches for."""
+    levels, start_s = len(config.concurrency), START_S[kind_of(config)]
+    reference_s = start_s + levels * point_seconds(config)
+    each_s = start_s + 2 * levels * point_seconds(config)
+    reached = min(len(combinations), int((options.budget_s - reference_s) / each_s))
+    shown = ", ".join(c.name for c in combinations)
+    lines = [
+        f"  {levels} points of the reference, then {len(combinations)} combinations, each started once: {shown}",
+        f"  of each {2 * levels} points: one pass over {levels} levels of eagle3, forced_off ({minutes(each_s)} with"
+        " its start); one that is then clearly behind is left",
+    ]
+    if reached < len(combinations):
+        all_s = reference_s + len(combinations) * each_s
+        lines.append(f"  the budget reaches for {reached} of them, the first ones; all take {minutes(all_s)} at least")
     return lines
 
 
@@ -106,10 +150,9 @@ def together(config: SweepConfig) -> bool:
     return bool(config.attach) or config.sim is not None or fit
 
 
-def _start_s(config: SweepConfig) -> float:
-    """Servers that are up together also start together."""
-    starts = 1 if together(config) else len(server_plans(config))
-    return starts * START_S[kind_of(config)]
+def _starts_in_turn(config: SweepConfig) -> int:
+    """How often servers are waited for; those that are up together also start together."""
+    return 1 if together(config) else len(server_plans(config))
 
 
 def minutes(seconds: float) -> str:

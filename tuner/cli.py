@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.table import Table
 
@@ -19,7 +20,7 @@ from harness.runfolder import RunFolder
 from tuner import export as exports
 from tuner import plots, report
 from tuner.compare import Comparison, compare
-from tuner.recommend import Objective, read, recommend
+from tuner.recommend import Objective, Recommendation, read, recommend
 from tuner.service.serve_cli import serve
 from tuner.texts import choice, console, last_line, share, tell
 from tuner.traffic import weights_from
@@ -74,11 +75,14 @@ def export_command(
         Path | None, typer.Option("--output", "-o", help="Write here instead of standard output.")
     ] = None,
     num_steps: Annotated[int | None, typer.Option(min=1, help="Draft steps, where the run does not say.")] = None,
+    one_threshold: Annotated[
+        bool, typer.Option("--one-threshold", help="The best single threshold instead of a ladder.")
+    ] = False,
 ) -> None:
     """Put the recommendation into the words of the server that is to use it."""
     folder = RunFolder(run)
     wanted = choice(form, exports.Format, "--format")
-    made = exports.export(read(folder), wanted, exports.measured_server(folder, num_steps))
+    made = exports.export(_chosen(folder, one_threshold), wanted, exports.measured_server(folder, num_steps))
     for note in made.notes:
         console().print(note, soft_wrap=True, markup=False)
     if folder.manifest.source == "simulated":
@@ -101,12 +105,15 @@ def report_command(run: Run) -> None:
 def apply_command(
     run: Run,
     url: Annotated[str, typer.Option(help="A running patched server.")],
+    one_threshold: Annotated[
+        bool, typer.Option("--one-threshold", help="The best single threshold instead of a ladder.")
+    ] = False,
     api_key: Annotated[str | None, typer.Option(envvar="SPECPIVOT_API_KEY", help="bearer token")] = None,
     admin_api_key: Annotated[str | None, typer.Option(envvar="SPECPIVOT_ADMIN_API_KEY")] = None,
 ) -> None:
     """Set the recommended threshold or ladder on a running patched server and read it back."""
     folder = RunFolder(run)
-    found = read(folder)
+    found = _chosen(folder, one_threshold)
     endpoint = Endpoint(check_url(url), api_key, admin_api_key)
     simulated = (endpoint.server_info() or {}).get("simulation")
     if found.source == "simulated" and not simulated:
@@ -117,6 +124,12 @@ def apply_command(
     held = f"a ladder of {len(found.ladder)} rungs" if found.ladder else name(found.threshold)
     console().print(f"{endpoint.public_url} now holds {held}", soft_wrap=True, markup=False)
     last_line({"url": endpoint.public_url, "run": folder.path.name, **shown})
+
+
+def _chosen(run: RunFolder, one_threshold: bool) -> Recommendation:
+    """What is recommended; without its ladder where one threshold is wanted."""
+    found = read(run)
+    return msgspec.structs.replace(found, ladder=None) if one_threshold else found
 
 
 def compare_command(run_a: Run, run_b: Run) -> None:

@@ -98,7 +98,7 @@ def curves(rows: Iterable[LevelRow], off: Variant, reference: Variant, weights: 
         reference=reference if reference in by_variant else off,
         by_variant=by_variant,
         batches={c: batches[c] for c in shared},
-        weights=_level_weights(shared, weights),
+        weights=level_weights(shared, weights),
     )
 
 
@@ -193,7 +193,8 @@ def even_weights(fit: Pivot, concurrency: Iterable[int]) -> dict[int, float]:
     return {c: 1.0 for c in concurrency if c in measured}
 
 
-def _level_weights(concurrencies: list[int], histogram: Mapping[int, float] | None) -> dict[int, float]:
+def level_weights(concurrencies: list[int], histogram: Mapping[int, float] | None) -> dict[int, float]:
+    """A traffic histogram as weights of the measured levels, summing to 1; each entry counts for the nearest level."""
     if not histogram:
         return {c: 1 / len(concurrencies) for c in concurrencies}
     weights = dict.fromkeys(concurrencies, 0.0)

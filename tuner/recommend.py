@@ -247,8 +247,25 @@ def what_is_missing(run: RunFolder) -> str:
     return "eagle3 and the variant it is compared with share no usable concurrency; measure both at the same C"
 
 
+def _not_measured(run: RunFolder) -> int:
+    """Planned points without a row. A tuning plans one pass of its curves; the rest it decides as it goes."""
+    settings, variants = run.manifest.settings, run.manifest.variants
+    tuning = "tune" in run.manifest.config
+    planned = {
+        (variant, level, repeat)
+        for variant in settings.variants
+        for level in settings.concurrency
+        for repeat in range(1, settings.repeats + 1)
+        if (variant != "dynamic" or not tuning) and (variant not in variants or variants[variant].not_run is None)
+    }
+    return len(planned - {(row.variant, row.concurrency, row.repeat) for row in run.levels()})
+
+
 def _warnings(run: RunFolder, curves: Curves, latency: LatencyC1, tax: dict[str, float]) -> tuple[str, ...]:
     found: list[str] = []
+    missing = _not_measured(run)
+    if missing:
+        found.append(f"{missing} points that the run had planned were not measured; --resume measures them")
     left_out = len(run.levels()) - len(curves.rows)
     if left_out:
         found.append(f"{left_out} of {len(run.levels())} points are not usable and were left out")

@@ -20,6 +20,7 @@ from patched_worker.policy import Policy
 from tuner import objective
 from tuner.curves import Pivot, pivot
 from tuner.hysteresis import Ranked
+from tuner.judging import judge, latency_excess, trial_levels
 from tuner.levels import usable
 from tuner.objective import Curves
 from tuner.replicas import next_round, sharp
@@ -70,7 +71,7 @@ class Found(msgspec.Struct, frozen=True):
         beaten: whether one of them beat the crossing by more than noise.
         confirmed: (gain, standard error) of a last live measurement of what is kept against what its curves promise,
             in log score; None where the budget did not reach for it.
-        reason: what ended the search: sharp, trials, budget.
+        reason: what ended the search: sharp, trials, budget, or behind (`still` said no).
         hysteresis: how resume points and dwells were ranked; None where they were not.
     """
 
@@ -91,6 +92,7 @@ def search(
     left: Left,
     note: Note = lambda line: None,
     mine: str = "tuner",
+    still: Callable[[Pivot], bool] = lambda fit: True,
 ) -> Found | None:
     """Tune.
 
@@ -102,6 +104,7 @@ def search(
         left: how many points the budget still allows.
         note: told of each stage.
         mine: this tuner's name among those that share the study.
+        still: whether to go on with curves that are known so far.
 
     Returns:
         What was found; None where the measurements allow no judgement.
@@ -111,9 +114,11 @@ def search(
         note(f"{recovered} interrupted trials are queued again")
     spare = max(0.0, left() - len(_missing(aim, rows)))
     reserve = len(aim.concurrency) + (TRIAL_SHARE * spare if aim.trials else 0.0)
-    fit, reason = replicate(measure, aim, rows, left, reserve, note)
+    fit, reason = replicate(measure, aim, rows, left, reserve, note, still)
     if fit is None:
         return None
+    if reason == "behind":
+        return Found(fit.threshold, fit, (), False, None, reason)
     note(f"pivot so far: {fit.shape}, threshold {fit.threshold}, 90 % {fit.interval[0]} to {fit.interval[1]}")
     if fit.threshold:
         reason = run_trials(measure, aim, study, fit, rows, left, note, mine)
@@ -128,7 +133,13 @@ def fixed_policy(variant: Variant) -> Policy | None:
 
 
 def replicate(
-    measure: Measure, aim: Aim, rows: list[LevelRow], left: Left, reserve: float, note: Note = lambda line: None
+    measure: Measure,
+    aim: Aim,
+    rows: list[LevelRow],
+    left: Left,
+    reserve: float,
+    note: Note = lambda line: None,
+    still: Callable[[Pivot], bool] = lambda fit: True,
 ) -> tuple[Pivot | None, str]:
     """One pass over all levels, then replicas around the pivot until it is sharp or only `reserve` points are left.
 
@@ -144,6 +155,8 @@ def replicate(
                 return pivot(rows, aim.reference, aim.seed), "budget"
             rows.append(measure(variant, fixed_policy(variant), level, repeat))
     while (fit := pivot(rows, aim.reference, aim.seed)) is not None:
+        if not still(fit):
+            return fit, "behind"
         if _noise_is_known(fit) and sharp(fit):
             return fit, "sharp"
         wanted = next_round(fit, rows)
@@ -210,51 +223,6 @@ def confirm(
     return judge(curves, fit, threshold, good) if good else None
 
 
-def trial_levels(curves: Curves, fit: Pivot, threshold: int | None) -> tuple[int, ...]:
-    """Levels at which a threshold is measured live: the smallest, and those that it and the crossing may tell apart.
-
-    Everywhere else a threshold does what the replicated curves already show.
-    """
-    ends = [value for value in (threshold, fit.threshold, *fit.interval) if value]
-    low, high = min(ends, default=1), max(ends, default=1)
-    counted = [c for c in curves.batches if curves.weights[c] > 0]
-    inside = [c for c in counted if low * 0.75 <= curves.batches[c] <= high * 1.35]
-    return tuple(dict.fromkeys([min(counted), *inside]))
-
-
-def judge(curves: Curves, fit: Pivot, promised: int | None, measured: Sequence[LevelRow]) -> tuple[float, float] | None:
-    """Gain of live points over what the curves promise of a threshold, with its standard error.
-
-    Args:
-        promised: the threshold to replay.
-        measured: live points of one policy.
-
-    Returns:
-        In log score; None where a point is not usable.
-    """
-    good = {row.concurrency: row.output_tok_per_s for row in usable(measured)}
-    if len(good) < len(measured):
-        return None
-    noise, gain, variance = _point_sd(fit), 0.0, 0.0
-    ratios = {ratio.concurrency: ratio for ratio in fit.ratios}
-    for level, rate in good.items():
-        weight = curves.weights.get(level, 0.0)
-        gain += weight * math.log((rate or math.nan) / objective.throughput(curves, promised, level))
-        variance += weight**2 * (noise**2 + ratios[level].se ** 2 / 2)
-    return gain, math.sqrt(variance)
-
-
-def latency_excess(curves: Curves, threshold: int, slack: float) -> float:
-    """By how much a lone user's time per token surely exceeds what is allowed; <= 0 is feasible.
-
-    The replicated level decides: a single live point would falsely reject about one good trial in six.
-    """
-    replayed = objective.latency_c1(curves, threshold, slack)
-    if replayed.ok or replayed.eagle3_s is None or replayed.at_threshold_s is None:
-        return 0.0
-    return replayed.at_threshold_s / replayed.eagle3_s - 1 - slack
-
-
 def _missing(aim: Aim, rows: Iterable[LevelRow]) -> list[tuple[Variant, int, int]]:
     """Points of the first pass that are still to be measured, variants alternating."""
     variants: list[Variant] = ["eagle3", "forced_off"]
@@ -296,9 +264,3 @@ def _once_more(study: optuna.Study, trial: optuna.Trial) -> None:
 def _noise_is_known(fit: Pivot) -> bool:
     """Whether the interval rests on repeats rather than on an assumed noise."""
     return sum(ratio.repeats - 1 for ratio in fit.ratios) >= 4
-
-
-def _point_sd(fit: Pivot) -> float:
-    """Noise of one point, from the standard errors of the ratios: two points make a pair."""
-    squares = [ratio.se**2 * ratio.repeats / 2 for ratio in fit.ratios]
-    return math.sqrt(sum(squares) / len(squares))

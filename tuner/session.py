@@ -20,8 +20,8 @@ import optuna
 from harness.bench import Bench
 from harness.config import SweepConfig
 from harness.errors import UserError
-from harness.manifest import workload_of
-from harness.records import LevelRow, PointKey, Variant, VariantRecord
+from harness.manifest import new_manifest, workload_of
+from harness.records import LevelRow, Manifest, PointKey, Variant, VariantRecord
 from harness.runfolder import RunWriter
 from harness.sweep import Keys, Reporter, opened
 from harness.variants import ServerPlan, server_plans
@@ -30,6 +30,7 @@ from patched_worker.policy import Policy
 from tuner import hysteresis, waves
 from tuner.asked import TuneOptions
 from tuner.budget import Budget, minutes, together
+from tuner.curves import Pivot
 from tuner.hysteresis import Ranked, Wave
 from tuner.knobs import ranks_hysteresis
 from tuner.search import TRIAL_REPEATS, Aim, Found, search
@@ -89,13 +90,16 @@ class SharedRequests(WorkloadPlan, frozen=True):
         return super().requests(concurrency, repeat % TRIAL_REPEATS)
 
 
-def live(config: SweepConfig, writer: RunWriter, session: Session) -> Found | None:
+def live(
+    config: SweepConfig, writer: RunWriter, session: Session, still: Callable[[Pivot], bool] = lambda fit: True
+) -> Found | None:
     """Start servers as they fit, and search on them; None where nothing can be judged.
 
     Args:
         config: the sweep that the tuning is made of.
         writer: its run folder, with what an interrupted tuning has measured.
         session: the rest.
+        still: see `search`.
     """
     options, rows = session.options, list(writer.rows)
     workload = SharedRequests(**msgspec.structs.asdict(workload_of(config)))
@@ -105,14 +109,21 @@ def live(config: SweepConfig, writer: RunWriter, session: Session) -> Found | No
         with opened(config, plans, writer, workload, session.reporter, session.keys, session.stop) as bench:
             take = measurer(bench, session)
             if len(plans) == 1 and plans[0].name != "speculative":
-                _reference_block(take, config, plans[0].variants[0], rows)
+                reference_block(take, config, plans[0].variants[0], rows)
                 continue
             let_play_dynamic(bench, writer)
-            return _search(bench, aim, study, rows, session)
+            return _search(bench, aim, study, rows, session, still)
     return None
 
 
-def _search(bench: Bench, aim: Aim, study: optuna.Study, rows: list[LevelRow], session: Session) -> Found | None:
+def _search(
+    bench: Bench,
+    aim: Aim,
+    study: optuna.Study,
+    rows: list[LevelRow],
+    session: Session,
+    still: Callable[[Pivot], bool],
+) -> Found | None:
     """The threshold, then (where asked) its hysteresis, on servers that are up."""
     budget, writer = session.budget, bench.writer
     session.reporter.plan(int(budget.left()), budget.left_s)
@@ -125,8 +136,9 @@ def _search(bench: Bench, aim: Aim, study: optuna.Study, rows: list[LevelRow], s
         lambda: budget.left() - kept_back,
         lambda line: session.note(writer, line),
         _my_name(writer),
+        still,
     )
-    if found is None or not found.threshold or not kept_back:
+    if found is None or not found.threshold or not kept_back or found.reason == "behind":
         return found
     return msgspec.structs.replace(found, hysteresis=_hysteresis(bench, found, rows, session))
 
@@ -173,6 +185,15 @@ def _kept_back(options: TuneOptions, spare: float) -> float:
     return max(1.0, min(HYSTERESIS_SHARE * spare, most))
 
 
+def tune_manifest(config: SweepConfig, options: TuneOptions, command: Sequence[str]) -> Manifest:
+    """The manifest of a tuning that begins now; --resume reads the options back from it."""
+    manifest = new_manifest(config, command)
+    settings = msgspec.structs.replace(manifest.settings, variants=(*config.variants, "dynamic"))
+    return msgspec.structs.replace(
+        manifest, settings=settings, config={**manifest.config, "tune": msgspec.to_builtins(options)}
+    )
+
+
 def note_history(out: Path, kind: str, **what: Any) -> None:
     """Add a line to search_history.jsonl."""
     line = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "kind": kind, **what}
@@ -199,7 +220,7 @@ def _progress(session: Session, key: PointKey) -> Callable[[float], None]:
     return lambda seconds: session.reporter.point(key, seconds)
 
 
-def _reference_block(take: Take, config: SweepConfig, variant: Variant, rows: list[LevelRow]) -> None:
+def reference_block(take: Take, config: SweepConfig, variant: Variant, rows: list[LevelRow]) -> None:
     """The reference alone, where its server and the patched one do not fit on the machine together."""
     done = {row.concurrency for row in rows if row.usable and row.variant == variant}
     rows.extend(take(variant, None, level, 1) for level in config.concurrency if level not in done)

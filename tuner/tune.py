@@ -11,16 +11,18 @@ import optuna
 from harness.config import SweepConfig
 from harness.errors import UserError
 from harness.load import require_files_for
-from harness.manifest import new_manifest
 from harness.records import Manifest, Variant
 from harness.runfolder import MANIFEST, RunFolder, RunWriter
 from harness.sweep import Keys, Reporter, interruptible, point_seconds
 from tuner import recommend
 from tuner.asked import TuneOptions, TuneOutcome
 from tuner.budget import Budget, check_budget, plan
+from tuner.combinations import wanted
 from tuner.outcome import tuned
 from tuner.recommend import Recommendation
-from tuner.session import Session, Stopped, live, note_history
+from tuner.restarts import Compared, compare, keep_points, with_combinations
+from tuner.search import Found
+from tuner.session import Session, Stopped, live, note_history, tune_manifest
 
 
 def run_tune(
@@ -48,17 +50,30 @@ def run_tune(
         for line in plan(config, options):
             reporter.say(line)
         try:
-            found = live(config, writer, Session(options, budget, reporter, keys, command, stop))
+            found, compared = _found(config, writer, Session(options, budget, reporter, keys, command, stop))
         except Stopped:
-            return _outcome(writer, None, "interrupted")
+            return _outcome(out, None, "interrupted")
     run = RunFolder(out)
     if found is None:
         reporter.say(f"warning: nothing can be judged: {recommend.what_is_missing(run)}")
-        return _outcome(writer, None, "nothing usable")
+        return _outcome(out, None, "nothing usable")
     made = tuned(run, found, options.slack, options.objective, options.weights, config.seed)
+    if compared is not None:
+        made = with_combinations(made, compared)
     recommend.write(made, out / recommend.FILE)
     note_history(out, "recommendation", threshold=made.threshold, interval=made.interval, reason=found.reason)
-    return _outcome(writer, made, found.reason)
+    return _outcome(out, made, found.reason)
+
+
+def _found(config: SweepConfig, writer: RunWriter, session: Session) -> tuple[Found | None, Compared | None]:
+    """What the search found, and how combinations of draft settings compared where they are searched."""
+    if not wanted(config, session.options.search):
+        return live(config, writer, session), None
+    compared = compare(config, writer, session)
+    if compared is None:
+        return None, None
+    keep_points(compared, writer)
+    return compared.best.found, compared
 
 
 def tuning_config(config: SweepConfig) -> SweepConfig:
@@ -72,15 +87,6 @@ def tuning_config(config: SweepConfig) -> SweepConfig:
     elif config.model is not None and config.draft is None:
         raise UserError("tune needs --draft PATH beside --model")
     return msgspec.structs.replace(config, variants=wanted, repeats=1, threshold=None, resume_at=None)
-
-
-def tune_manifest(config: SweepConfig, options: TuneOptions, command: Sequence[str]) -> Manifest:
-    """The manifest of a tuning that begins now; --resume reads the options back from it."""
-    manifest = new_manifest(config, command)
-    settings = msgspec.structs.replace(manifest.settings, variants=(*config.variants, "dynamic"))
-    return msgspec.structs.replace(
-        manifest, settings=settings, config={**manifest.config, "tune": msgspec.to_builtins(options)}
-    )
 
 
 def _unchanged(out: Path, now: Manifest) -> RunWriter:
@@ -107,6 +113,6 @@ def _points_in(out: Path) -> int:
     return sum(len(RunFolder(file.parent).levels()) for file in sorted(out.rglob(MANIFEST)))
 
 
-def _outcome(writer: RunWriter, made: Recommendation | None, ended: str) -> TuneOutcome:
-    rows = writer.rows
-    return TuneOutcome(str(writer.path), made, len(rows), sum(row.usable for row in rows), ended)  # type: ignore[arg-type]
+def _outcome(out: Path, made: Recommendation | None, ended: str) -> TuneOutcome:
+    rows = RunFolder(out).levels()
+    return TuneOutcome(str(out), made, len(rows), sum(row.usable for row in rows), ended)  # type: ignore[arg-type]

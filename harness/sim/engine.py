@@ -38,6 +38,7 @@ class Engine:
         frontend: what a request passes before it is scheduled.
         seed: of acceptance, noise and the front end's jitter, which draw from separate streams.
         noise: how step times scatter.
+        num_steps: draft steps of a rung that does not say; None takes those that acceptance was measured with.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Engine:
         frontend: FrontEnd = NO_FRONT_END,
         seed: int = 0,
         noise: Noise = NO_NOISE,
+        num_steps: int | None = None,
     ) -> None:
         self.costs = costs
         self.limits = limits
@@ -73,7 +75,8 @@ class Engine:
         self._decode_s: dict[tuple[int, int], float] = {}  # by (batch, drafts)
         self._prefill_s: dict[int, float] = {}  # by tokens
         self._chances: dict[int, npt.NDArray[np.float64]] = {}
-        self.gate = None if policy is None else Gate(policy, acceptance.num_steps)
+        self.num_steps = acceptance.num_steps if num_steps is None else num_steps
+        self.gate = None if policy is None else Gate(policy, self.num_steps)
 
     @property
     def running(self) -> Sequence[Request]:
@@ -90,7 +93,7 @@ class Engine:
 
     def set_policy(self, policy: Policy) -> None:
         """Change the rule; the gate starts afresh."""
-        self.gate = Gate(policy, self.acceptance.num_steps)
+        self.gate = Gate(policy, self.num_steps)
 
     def check(self, request: Request) -> None:
         """See whether a request can be served at all.

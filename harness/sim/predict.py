@@ -67,17 +67,23 @@ def initial_policy(variant: Variant, threshold: int | None = None) -> Policy | N
 
 
 def make_engine(
-    preset: Preset, variant: Variant, policy: Policy | None = None, seed: int = 0, noise: Noise = NO_NOISE
+    preset: Preset,
+    variant: Variant,
+    policy: Policy | None = None,
+    seed: int = 0,
+    noise: Noise = NO_NOISE,
+    num_steps: int | None = None,
 ) -> Engine:
     """The engine of the server that plays `variant`.
 
     Args:
         policy: overrides the variant's own; ignored on a server that cannot speculate.
+        num_steps: the server's own draft steps; None takes the preset's.
     """
     start = initial_policy(variant)
     chosen = policy if policy is not None and start is not None else start
     costs = costs_of(preset, variant)
-    return Engine(costs, preset.limits, preset.acceptance, chosen, preset.frontend, seed, noise)
+    return Engine(costs, preset.limits, preset.acceptance, chosen, preset.frontend, seed, noise, num_steps)
 
 
 def simulate_closed_loop(

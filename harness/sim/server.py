@@ -23,7 +23,7 @@ from harness.errors import UserError
 from harness.records import VARIANTS
 from harness.sim.app import make_app
 from harness.sim.noise import Noise
-from harness.sim.preset import DEFAULT_PRESET, checked_variant, load_preset
+from harness.sim.preset import DEFAULT_PRESET, checked_variant, costs_of, load_preset
 from harness.sim.service import ServerSettings, Service
 from patched_worker.policy import NEVER_DISABLE, Policy
 
@@ -78,6 +78,10 @@ def settings_from(arguments: Sequence[str]) -> ServerSettings:
         limits = msgspec.structs.replace(limits, max_running_requests=options.max_running_requests)
     if options.max_total_tokens is not None:
         limits = msgspec.structs.replace(limits, max_total_num_tokens=options.max_total_tokens)
+    if options.num_steps is not None:
+        costs_of(preset, "dynamic").decode_s(1, options.num_steps)  # refuses a width that no table tells of
+    if options.topk != 1:
+        raise UserError(f"--topk is {options.topk}; a simulated server drafts chains, topk 1")
     try:
         policy = _policy(options)
         noise = Noise(options.noise, options.drift)
@@ -90,6 +94,7 @@ def settings_from(arguments: Sequence[str]) -> ServerSettings:
         options.time_scale,
         options.seed,
         noise,
+        options.num_steps,
         options.host,
         options.port,
         options.api_key,
@@ -113,6 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threshold", type=int, help="initial threshold of a patched server, -1 never disables")
     parser.add_argument("--resume-at", type=int)
     parser.add_argument("--min-dwell", type=int)
+    parser.add_argument("--num-steps", type=int, help="draft steps; the preset's own by default")
+    parser.add_argument("--topk", type=int, default=1, help="1: chains only")
     parser.add_argument("--time-scale", type=float, default=1.0, help="simulated seconds per second")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--noise", type=float, default=0.0, help="sigma of the log of a step's time")

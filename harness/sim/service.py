@@ -32,7 +32,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
         variant: what it plays; eagle3, dynamic and forced_off are one patched server with another initial policy.
         policy: the initial policy of a patched server; None is the variant's own.
         time_scale: simulated seconds per second of the wall clock.
-        seed, noise: see the engine.
+        seed, noise, num_steps: see the engine.
     """
 
     preset: Preset
@@ -41,6 +41,7 @@ class ServerSettings(msgspec.Struct, frozen=True):
     time_scale: float = 1.0
     seed: int = 0
     noise: Noise = NO_NOISE
+    num_steps: int | None = None
     host: str = "127.0.0.1"
     port: int = 0
     api_key: str | None = None
@@ -91,7 +92,9 @@ class Service:
     def __init__(self, settings: ServerSettings) -> None:
         preset = settings.preset
         self.settings = settings
-        self.engine = make_engine(preset, settings.variant, settings.policy, settings.seed, settings.noise)
+        self.engine = make_engine(
+            preset, settings.variant, settings.policy, settings.seed, settings.noise, settings.num_steps
+        )
         self.clock = Clock(settings.time_scale)
         self.metrics = Metrics(self.engine, preset.model)
         self.pacer = Pacer(self.engine, self.clock, self._deliver)
@@ -105,7 +108,7 @@ class Service:
 
     def answer(self, request: Request, **told: Any) -> Answer:
         """An empty answer to `request`; `told` are further fields of Answer."""
-        drafts = self.settings.preset.acceptance.num_steps if self.engine.gate is not None else 0
+        drafts = self.engine.num_steps if self.engine.gate is not None else 0
         self._served += 1
         return Answer(request, self.words, self.words.place(self._served), drafts, created=int(time.time()), **told)
 
@@ -196,7 +199,7 @@ class Service:
     def _arguments(self) -> dict[str, Any]:
         preset, limits, patched = self.settings.preset, self.engine.limits, self.engine.gate is not None
         no_overlap = self.settings.variant == "baseline_no_overlap" or (patched and preset.patched.worker == "v1")
-        drafts = preset.acceptance.num_steps
+        drafts = self.engine.num_steps
         return {
             "status": "ready",
             "model_path": preset.model,

@@ -71,7 +71,7 @@ def rows(
     """Rows as a sweep would give them, with lognormal noise; `batch` maps C to the decode batch, None hides it."""
     rng = np.random.default_rng(seed)
     found = []
-    for repeat in range(repeats):
+    for repeat in range(1, repeats + 1):
         for variant, curve in curves.items():
             for c in levels:
                 at = batch(c) if batch else float(c)

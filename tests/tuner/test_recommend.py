@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from harness.errors import UserError
-from harness.records import LevelRow
+from harness.records import LevelRow, Settings, VariantRecord
 from harness.runfolder import RunFolder
 from patched_worker.policy import Gate
 from tests.tuner.runs import LEVELS, SERVER, baseline, eagle3, forced_off, manifest, rows, write_run
@@ -156,3 +156,15 @@ def test_policy_of_never_is_the_empty_ladder(tmp_path: Path) -> None:
     points = rows({"eagle3": lambda b: 0.7 * forced_off(b), "forced_off": forced_off})
     found: Recommendation = recommend(write_run(tmp_path / "run", points))
     assert found.policy.rungs == ()
+
+
+def test_planned_points_that_were_not_measured_are_told(tmp_path: Path) -> None:
+    """An interrupted sweep is not a whole one; a variant that could not run, and a tuning's live points, are no gap."""
+    planned = Settings(("baseline", "eagle3", "forced_off", "dynamic"), LEVELS, 3, 20.0, 3.0)
+    some = [row for row in rows() if row.repeat < 3 or row.concurrency < 64]
+    not_run = {**manifest().variants, "dynamic": VariantRecord(not_run="no patched server")}
+    cut = recommend(write_run(tmp_path / "cut", some, manifest(settings=planned, variants=not_run)))
+    assert any(warning.startswith("9 points that the run had planned were not measured") for warning in cut.warnings)
+    tuned = manifest(settings=msgspec.structs.replace(planned, repeats=1), config={"sim": "test", "tune": {}})
+    whole = recommend(write_run(tmp_path / "whole", rows(), tuned))
+    assert not any("not measured" in warning for warning in whole.warnings)

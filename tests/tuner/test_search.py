@@ -11,7 +11,8 @@ from harness.records import LevelRow, Variant
 from patched_worker.policy import Policy
 from tests.tuner.runs import baseline, eagle3, forced_off
 from tuner.curves import pivot
-from tuner.search import CONFIRMATION, Aim, latency_excess, search, trial_levels
+from tuner.judging import latency_excess, trial_levels
+from tuner.search import CONFIRMATION, Aim, search
 from tuner.study import open_study
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import optuna
 import pytest
 
 import harness.workload
@@ -21,11 +22,12 @@ from harness.runfolder import RunFolder, RunWriter
 from harness.sweep import Keys
 from patched_worker.policy import Policy
 from tests.tuner.test_search import world
-from tuner import budget, session, tune
+from tuner import budget, restarts, session, tune
 from tuner.asked import TuneOptions, TuneOutcome
 from tuner.hysteresis import Candidate, Wave, design, point_number
 from tuner.knobs import parse_search
 from tuner.recommend import read
+from tuner.study import storage_of
 from tuner.tune import run_tune
 from tuner.tune_cli import seconds
 
@@ -72,6 +74,7 @@ class FakeBench:
 def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A world in the place of servers, and a clock that points advance; `stop_at` interrupts after so many points."""
     state: dict[str, Any] = {"machine": Machine(world(noise=0.02), seed=3), "stop_at": None, "starts": 0, "clock": 0.0}
+    state |= {"started": [], "machines": {}}
 
     @contextmanager
     def opened(
@@ -88,14 +91,17 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         played = {v: VariantRecord("7@1") for v in ("baseline", "eagle3", "forced_off")}
         servers = {"7@1": ServerRecord("7@1", "http://127.0.0.1:1", server_args={"speculative_num_steps": 3})}
         writer.set_manifest(msgspec.structs.replace(writer.manifest, variants=played, servers=servers))
-        yield FakeBench(writer, state["machine"], lambda n: on_point(n, stop))
+        state["started"].append((config.draft_steps, config.variants))
+        machine = state["machines"].get(config.draft_steps, state["machine"])
+        yield FakeBench(writer, machine, lambda n: on_point(n, stop))
 
     def on_point(points: int, stop: threading.Event) -> None:
         state["clock"] += 1.0
         if points == state["stop_at"]:
             stop.set()
 
-    monkeypatch.setattr(session, "opened", opened)
+    for module in (session, restarts):
+        monkeypatch.setattr(module, "opened", opened)
     monkeypatch.setattr(budget, "now_s", lambda: state["clock"])
     for module in (tune, budget):
         monkeypatch.setattr(module, "point_seconds", lambda config: 1.0)
@@ -211,6 +217,66 @@ def test_hysteresis_is_ranked_where_it_is_asked(
     assert any("other resume points and dwells under ramps and bursts" in line for line in lines)
     assert lab["machine"].points <= 400
     assert read(RunFolder(tmp_path / "run")) == made
+
+
+def test_combinations_are_started_once_each(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """Five draft steps gain more and are kept; one is clearly behind and left early; RUN holds the winner's points."""
+    lab["machines"] = {n: Machine(world(noise=0.01, gain=gain), seed=n) for n, gain in ((1, 0.8), (3, 1.0), (5, 1.08))}
+    options = TuneOptions(budget_s=400, trials=2, search=parse_search("num_steps=1,3,5"))
+    outcome, lines = run(tmp_path / "run", options)
+    made = outcome.recommendation
+    assert made is not None
+    speculative = ("eagle3", "forced_off")
+    assert lab["started"] == [(3, ("baseline",)), *((n, speculative) for n in (3, 1, 5))]
+    rows = {c["num_steps"]: c for c in made.evidence["combinations"]}
+    assert [n for n, c in rows.items() if c["kept"]] == [5]
+    assert rows[1]["ended"] == "behind"
+    assert "num_steps 5, topk 1, draft tokens 6" in made.words["combination"]
+    assert made.threshold == pytest.approx(lab["machines"][5].world.pivot, rel=0.2)
+    whole, winner = (RunFolder(tmp_path / "run" / name) for name in ("", "steps5-topk1-tokens6"))
+    assert whole.levels() == winner.levels()
+    assert {row.variant for row in whole.levels()} == {"baseline", "eagle3", "forced_off", "dynamic"}
+    assert any("steps3-topk1-tokens4, steps1-topk1-tokens2, steps5-topk1-tokens6" in line for line in lines)
+    assert lab["clock"] <= 400
+    assert {
+        t.params["num_steps"]
+        for t in optuna.load_study(
+            study_name="specpivot", storage=storage_of(tmp_path / "run" / "combinations.journal")
+        ).trials
+    } == {1, 3, 5}
+
+
+def test_combinations_go_on_where_they_stopped(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """Interrupted in the second one, it starts neither the reference nor the first again."""
+    lab["machines"] = {n: Machine(world(noise=0.01, gain=gain), seed=n) for n, gain in ((3, 1.0), (5, 1.3))}
+    options = TuneOptions(budget_s=300, trials=1, search=parse_search("num_steps=3,5"))
+    lab["stop_at"] = 9 + 20  # of the first machine: its 18 points and two more; the second stops there as well
+    first, _ = run(tmp_path / "run", options)
+    assert first.ended == "interrupted"
+    lab["stop_at"] = None
+    lab["started"].clear()
+    again, _ = run(tmp_path / "run", options, resume=True)
+    assert again.recommendation is not None
+    assert [n for n, _ in lab["started"]] in ([3, 5], [5])
+
+
+def test_a_combination_that_does_not_start_is_named(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """The others are compared all the same."""
+
+    def broken(*point: Any) -> LevelRow:
+        raise UserError("server speculative ended with code 1: out of memory")
+
+    lab["machines"] = {5: type("Broken", (), {"points": 0, "measure": lambda self, *point: broken(*point)})()}
+    outcome, _ = run(tmp_path / "run", TuneOptions(budget_s=300, trials=1, search=parse_search("num_steps=3,5")))
+    assert outcome.recommendation is not None
+    assert "steps5-topk1-tokens6 (server speculative ended" in outcome.recommendation.words["combination"]
+
+
+def test_combinations_need_servers_that_tune_can_start(tmp_path: Path) -> None:
+    """What is attached to cannot be restarted."""
+    urls = dict.fromkeys(("eagle3", "forced_off"), "http://127.0.0.1:1")
+    with pytest.raises(UserError, match="starts servers"):
+        run_tune(make_config({"attach": urls}), TuneOptions(search=parse_search("topk")), tmp_path, [], Quiet(), Keys())
 
 
 def test_resumed_with_other_requests_or_settings_is_refused(tmp_path: Path, lab: dict[str, Any]) -> None:
