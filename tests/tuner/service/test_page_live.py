@@ -149,7 +149,8 @@ def test_servers_show_their_state_and_why(stage: Stage) -> None:
             "steps on": "120,000", "steps off": "8,000", "accept length": "2.81", "tokens/s": "4,321",
             "autopilot": "off",
         }  # fmt: skip
-        assert "connection refused" in await page.text("[data-server=gone] .problem")
+        assert await page.text("[data-server=gone] .problem") == "It does not answer."
+        assert await page.evaluate(shown("[data-server]:has(.badge.simulated) h2")) == ["gone"]
         assert await page.evaluate(shown("[data-server=gone] dl > div:not([hidden])")) == ["autopilotoff"]
         await page.evaluate(f"{box}.querySelector('a').focus()")
         await page.until("document.querySelector('#link').textContent === 'live'")
@@ -157,11 +158,12 @@ def test_servers_show_their_state_and_why(stage: Stage) -> None:
             "server", server("box", state="lying", problem="steps_on went backwards", speculating=False, batch=70.0)
         )
         await page.until(f"{box}.dataset.state === 'lying'")
-        assert "steps_on went backwards" in await page.text("[data-server=box] .problem")
+        problem = "What it says cannot be true, so its figures are not shown: steps_on went backwards."
+        assert await page.text("[data-server=box] .problem") == problem
         assert await page.evaluate(f"document.activeElement === {box}.querySelector('a')")
 
     unknown = dict.fromkeys(server("box").keys() - {"name", "url", "state", "since_s", "problem", "autopilot"})
-    servers = [server("box"), server("gone", state="down", problem="connection refused", **unknown)]
+    servers = [server("box"), server("gone", state="down", problem="it does not answer", simulated=True, **unknown)]
     stage.play(scenario, "#/servers", Backend(servers=servers))
 
 

@@ -6,17 +6,20 @@ import { autopilot, auditTable } from "./autopilot.js";
 import { confirm } from "./dialog.js";
 import { busy, h, keyed, put, replace } from "./dom.js";
 import { figure, number, policy, when } from "./format.js";
-import { input, state, to } from "./parts.js";
+import { badge, input, state, to } from "./parts.js";
 import { follow, known, learn, loaded, refresh } from "./store.js";
 
 const AUTOPILOT = { off: "off", dry_run: "dry run", on: "on" };
 
-/** What each state means, beside the server's own problem. */
-const STATES = {
-  down: "It does not answer",
-  lacking: "It answers, but lacks what a patched worker reports, so its policy can be neither read nor set",
-  lying: "What it says of itself does not fit together, so its figures must not be used",
-};
+/** What a state means, where the service does not say more. */
+const STATES = { down: "it does not answer", lacking: "it lacks what a patched worker reports", lying: "it contradicts itself" };
+
+/** Why a server is not up, as a sentence. */
+function trouble(server) {
+  const why = server.problem || STATES[server.state] || "";
+  const text = server.state === "lying" ? `what it says cannot be true, so its figures are not shown: ${why}` : why;
+  return text && `${text[0].toUpperCase()}${text.slice(1)}${text.endsWith(".") ? "" : "."}`;
+}
 
 /** The live figures of a server: term -> value. */
 const LIVE = {
@@ -111,10 +114,13 @@ function card(server, linked) {
 function fill(server, { node, standing, version, problem, values, busyWith }) {
   node.dataset.state = server.state in STATES || server.state === "up" ? server.state : "";
   const since = server.state === "up" || !server.since_s ? "" : ` since ${when(server.since_s)}`;
-  if (standing.textContent !== `${server.state}${since}`) replace(standing, state(server.state), since);
+  const words = JSON.stringify([server.state, since, server.simulated]);
+  if (standing.dataset.words !== words) replace(standing, state(server.state), since, " ", badge(server.simulated ? "simulated" : ""));
+  standing.dataset.words = words;
   put(version, [server.worker, server.version].filter(Boolean).join(" · "));
-  put(problem, [STATES[server.state], server.problem].filter(Boolean).join(": "));
-  problem.hidden = server.state === "up" && !server.problem;
+  const ungated = server.ungated ? `${number(server.ungated)} steps were not gated.` : "";
+  put(problem, [trouble(server), ungated].filter(Boolean).join(" "));
+  problem.hidden = !problem.textContent;
   for (const [term, value] of Object.entries(values)) {
     put(value, LIVE[term](server));
     value.parentElement.hidden = server.state !== "up" && value.textContent === "–";
@@ -122,7 +128,6 @@ function fill(server, { node, standing, version, problem, values, busyWith }) {
   values.speculation.className = { on: "on", off: "off" }[values.speculation.textContent] ?? "";
   if (busyWith.dataset.job !== String(server.job)) replace(busyWith, server.job ? ["a ", h("a", { href: to("jobs", server.job) }, "job"), " runs on it"] : []);
   busyWith.dataset.job = String(server.job);
-  if (server.ungated) put(problem, `${problem.textContent} ${number(server.ungated)} steps were not gated.`.trim());
 }
 
 // ---- the registry

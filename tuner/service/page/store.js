@@ -37,7 +37,9 @@ function tellAll(kind, item) {
 /** Fetch all three lists; what an event brought meanwhile is newer and stays. */
 export function refresh() {
   const fetching = fetched();
-  fetching.catch(() => (ready = ready === fetching ? null : ready)); // whoever asks next tries again
+  fetching.catch(() => {
+    if (ready === fetching) ready = null; // whoever asks next tries again
+  });
   ready = fetching;
   return fetching;
 }
