@@ -5,11 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tests.tuner.service.services import TOKEN, serving, simulating
-
 import tuner
 from harness.runfolder import RunFolder
 from tests.tuner.service.conftest import Stage
+from tests.tuner.service.services import TOKEN, serving, simulating
 from tuner.levels import levels
 from tuner.recommend import read
 
