@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 from aiohttp import web
@@ -19,6 +20,7 @@ from harness.sim.app import make_app as make_simulation
 from harness.sim.preset import DEFAULT_PRESET, load_preset
 from harness.sim.service import ServerSettings
 from harness.sim.service import Service as Simulation
+from tuner.service import registry
 from tuner.service.api import ROUTES
 from tuner.service.app import make_app
 from tuner.service.openapi import document
@@ -34,14 +36,21 @@ Client = TestClient[web.Request, web.Application]
 
 @asynccontextmanager
 async def serving(
-    results: Path, token: str | None = None, look_every_s: float = 0.02, **entrance: Any
+    results: Path, token: str | None = None, patience_s: float = 30.0, **entrance: Any
 ) -> AsyncIterator[tuple[Service, Client]]:
-    """A service on `results`, and a client of it."""
+    """A service on `results` that looks at its servers often, and waits for them as long as a busy machine may take."""
     make_folder(results)
-    service = Service(results, door("127.0.0.1", token, **entrance), look_every_s)
+    with mock.patch.object(registry, "PATIENCE_S", patience_s):
+        service = Service(results, door("127.0.0.1", token, **entrance), look_every_s=0.02)
+        async with _open(service) as client:
+            yield service, client
+
+
+@asynccontextmanager
+async def _open(service: Service) -> AsyncIterator[Client]:
     try:
         async with TestClient(TestServer(make_app(service))) as client:
-            yield service, client
+            yield client
             service.hub.close()
     finally:
         await service.close()

@@ -18,8 +18,8 @@ PATIENT_S = 60.0
 
 
 @asynccontextmanager
-async def guarded(head_s: float = 60.0, most: int = 10) -> AsyncIterator[int]:
-    """A server that says "here" at every path; yields its port."""
+async def guarded(head_s: float = 60.0, most: int = 10) -> AsyncIterator[tuple[int, Doorkeeper]]:
+    """A server that says "here" at every path; yields its port and who keeps its door."""
     keeper: Doorkeeper | None = None
 
     @web.middleware
@@ -35,7 +35,7 @@ async def guarded(head_s: float = 60.0, most: int = 10) -> AsyncIterator[int]:
     with bound("127.0.0.1", 0) as listener:
         server = await asyncio.get_running_loop().create_server(keeper, sock=listener)
         try:
-            yield listener.getsockname()[1]
+            yield listener.getsockname()[1], keeper
         finally:
             server.close()
             await runner.cleanup()
@@ -59,36 +59,41 @@ def test_who_does_not_finish_a_request_head_is_hung_up_on(text: bytes) -> None:
     """Nothing sent, or half of it: no answer, and the connection ends by itself."""
 
     async def scenario() -> bytes:
-        async with guarded(head_s=0.1) as port:
+        async with guarded(head_s=0.1) as (port, _):
             return await answer(port, text)
 
     assert asyncio.run(scenario()) == b""
 
 
-def test_who_asks_is_answered_and_may_ask_again() -> None:
-    """Long after the time for the first head; the connection is the same."""
+def test_who_asked_is_waited_for_no_more() -> None:
+    """The first whole head ends the watch, and the connection may ask again."""
 
-    async def scenario() -> list[bytes]:
-        async with guarded(head_s=0.05) as port:
+    async def scenario() -> tuple[list[bytes], int]:
+        async with guarded() as (port, keeper):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+            async def watched() -> bool:
+                return len(keeper._silent) == 1
+
+            await until(watched, "the connection is watched")
             found = []
-            for pause_s in (0.2, 0.0):
+            for _ in range(2):
                 writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
                 found.append(await reader.readuntil(b"here"))
-                await asyncio.sleep(pause_s)
             writer.close()
-            return found
+            return found, len(keeper._silent)
 
-    first, second = asyncio.run(scenario())
+    (first, second), silent = asyncio.run(scenario())
     assert first.startswith(b"HTTP/1.1 200")
     assert second.startswith(b"HTTP/1.1 200")
+    assert silent == 0
 
 
 def test_one_connection_too_many_is_closed() -> None:
     """Those before it stay; when one of them ends there is room again."""
 
     async def scenario() -> None:
-        async with guarded(most=1) as port:
+        async with guarded(most=1) as (port, _):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             await reader.readuntil(b"here")

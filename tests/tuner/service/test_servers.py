@@ -132,13 +132,12 @@ def test_keys_come_from_the_environment_and_are_shown_nowhere(tmp_path: Path, mo
     assert "hush" not in "".join(file.read_text() for file in tmp_path.rglob("*") if file.is_file())
 
 
-def test_a_server_that_hangs_hurts_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_hangs_hurts_no_other(tmp_path: Path) -> None:
     """Every misbehaviour at once, beside a good server: each shows as what it is, and the good one is seen."""
-    monkeypatch.setattr("tuner.service.registry.PATIENCE_S", 0.3)
     lies = {"internal_states": [{"specpivot": {"threshold": "many"}}]}
 
     async def scenario(urls: dict[str, str]) -> None:
-        async with simulating() as url, serving(tmp_path) as (_, client):
+        async with simulating() as url, serving(tmp_path, patience_s=0.3) as (_, client):
             for name, bad in urls.items():
                 assert (await register(client, name=name, url=bad))[0] == 201
             await register(client, url=url)
