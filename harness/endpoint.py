@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,7 +130,27 @@ class Endpoint:
         elif expected["resume_at"] == NEVER_DISABLE:
             del expected["resume_at"]
         kind = "ladder" if RUNGS_KEY in values else "threshold"
-        body = json.dumps({"server_args": values}).encode()
+        block = self.set_numbers(values, kind)
+        must_show = {"threshold", "policy_id"} & expected.keys()
+        if any(block.get(name, None if name in must_show else sent) != sent for name, sent in expected.items()):
+            reason = block.get("last_error") or f"it reports { {name: block.get(name) for name in expected} }"
+            raise UserError(f"{self.public_url} refused {kind} {expected.get(kind, policy.policy_id)}: {reason}")
+        return block
+
+    def set_numbers(self, values: Mapping[str, int], kind: str) -> dict[str, Any]:
+        """Send numbers to a patched server, whatever it makes of them.
+
+        Args:
+            values: by their keys on the wire.
+            kind: what they are, for the message.
+
+        Returns:
+            The `specpivot` block of the first internal state, afterwards.
+
+        Raises:
+            UserError: the server does not answer, or is not patched.
+        """
+        body = json.dumps({"server_args": dict(values)}).encode()
         try:
             self._request("/set_internal_state", method="POST", body=body, admin=True)
         except (OSError, ValueError) as error:
@@ -138,10 +158,6 @@ class Endpoint:
         block = specpivot_block(self.server_info())
         if block is None:
             raise UserError(f"{self.public_url} is no patched server; start it with `python -m patched_worker`")
-        must_show = {"threshold", "policy_id"} & expected.keys()
-        if any(block.get(name, None if name in must_show else sent) != sent for name, sent in expected.items()):
-            reason = block.get("last_error") or f"it reports { {name: block.get(name) for name in expected} }"
-            raise UserError(f"{self.public_url} refused {kind} {expected.get(kind, policy.policy_id)}: {reason}")
         return block
 
     def wait_idle(self, timeout_s: float) -> bool | None:

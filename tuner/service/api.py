@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, get_args
 
-from tuner.service import answers, asked, job_routes, openapi, run_routes, server_routes
+from tuner.service import answers, asked, job_routes, openapi, run_answers, run_routes, server_routes
 from tuner.service.joblog import MAX_LINES
 from tuner.service.names import PATTERN
 from tuner.service.routes import Query, Route
@@ -14,6 +14,7 @@ V1 = "/api/v1"
 RUN, JOB, SERVER = f"{V1}/runs/{{run}}", f"{V1}/jobs/{{job}}", f"{V1}/servers/{{server}}"
 _NAME = {"type": "string", "pattern": PATTERN}
 _NOTHING = (asked.Nothing,)
+_WORK = (404, 409, 500)  # refusals of what is worked out in another process
 
 
 async def get_openapi(service: Any, request: Any) -> bytes:
@@ -27,25 +28,25 @@ def _document() -> bytes:
 
 ROUTES: tuple[Route, ...] = (
     Route("GET", f"{V1}/openapi.json", get_openapi, "This description", {"type": "object"}),
-    Route("GET", f"{V1}/runs", run_routes.list_runs, "Every run", answers.Runs),
-    Route("GET", RUN, run_routes.get_run, "What a run's manifest says", answers.RunDetail, refusals=(404, 409)),
-    Route("GET", f"{RUN}/levels", run_routes.get_levels, "Its levels.csv", answers.Levels, refusals=(404, 409)),
-    Route("GET", f"{RUN}/curves", run_routes.get_curves, "Its curves", answers.CurvesAnswer, refusals=(404, 409, 500)),
+    Route("GET", f"{V1}/runs", run_routes.list_runs, "Every run", run_answers.Runs),
+    Route("GET", RUN, run_routes.get_run, "What a run's manifest says", run_answers.RunDetail, refusals=(404, 409)),
+    Route("GET", f"{RUN}/levels", run_routes.get_levels, "Its levels.csv", run_answers.Levels, refusals=(404, 409)),
+    Route("GET", f"{RUN}/curves", run_routes.get_curves, "Its curves", run_answers.CurvesAnswer, refusals=_WORK),
     Route(
         "GET",
         f"{RUN}/recommendation",
         run_routes.get_recommendation,
         "Its recommendation; 404 where none was made",
-        answers.RecommendationAnswer,
-        refusals=(404, 409, 500),
+        run_answers.RecommendationAnswer,
+        refusals=_WORK,
     ),
     Route(
         "POST",
         f"{RUN}/recommendation",
         run_routes.make_recommendation,
         "Make it, as `specpivot recommend` does",
-        answers.RecommendationAnswer,
-        refusals=(404, 409, 500),
+        run_answers.RecommendationAnswer,
+        refusals=_WORK,
         body=_NOTHING,
     ),
     Route(
@@ -53,9 +54,9 @@ ROUTES: tuple[Route, ...] = (
         f"{RUN}/export",
         run_routes.export_run,
         "Its recommendation in another program's words",
-        answers.ExportAnswer,
-        refusals=(404, 409, 500),
-        query=(Query("format", {"type": "string", "enum": list(get_args(answers.Format)), "default": "json"}),),
+        run_answers.ExportAnswer,
+        refusals=_WORK,
+        query=(Query("format", {"type": "string", "enum": list(get_args(run_answers.Format)), "default": "json"}),),
     ),
     Route(
         "GET",
@@ -63,7 +64,7 @@ ROUTES: tuple[Route, ...] = (
         run_routes.get_report,
         "Its report, a page without scripts",
         {"type": "string"},
-        refusals=(404, 409, 500),
+        refusals=_WORK,
         media="text/html",
     ),
     Route(
@@ -71,8 +72,8 @@ ROUTES: tuple[Route, ...] = (
         f"{V1}/compare",
         run_routes.compare_runs,
         "What `specpivot compare` says of two runs; 409 where it refuses",
-        answers.ComparisonAnswer,
-        refusals=(404, 409, 500),
+        run_answers.ComparisonAnswer,
+        refusals=_WORK,
         query=(Query("a", _NAME, True), Query("b", _NAME, True)),
     ),
     Route("GET", f"{V1}/jobs", job_routes.list_jobs, "Every job", answers.Jobs),
@@ -134,7 +135,7 @@ ROUTES: tuple[Route, ...] = (
         server_routes.apply,
         "Set its threshold, and read it back",
         answers.Applied,
-        refusals=(404, 409, 500),
+        refusals=_WORK,
         body=(asked.ApplyRun, asked.ApplyThreshold),
     ),
     Route(
@@ -143,12 +144,10 @@ ROUTES: tuple[Route, ...] = (
         server_routes.set_autopilot,
         "Switch its autopilot",
         answers.Server,
-        refusals=(404, 409, 501),
+        refusals=(404, 409),
         body=(asked.SetAutopilot,),
     ),
-    Route(
-        "GET", f"{SERVER}/audit", server_routes.get_audit, "Its autopilot's moves", answers.Audit, refusals=(404, 501)
-    ),
+    Route("GET", f"{SERVER}/audit", server_routes.get_audit, "Its autopilot's moves", answers.Audit, refusals=(404,)),
     Route(
         "GET",
         f"{V1}/events",

@@ -8,7 +8,7 @@ import msgspec
 
 from harness.config import MAX_CONCURRENCY, MAX_POLICY, MAX_TOKENS, MAX_VOCAB, SweepConfig, make_config
 from harness.records import Variant
-from tuner.service.answers import AutopilotState, Bounds, Name
+from tuner.service.answers import AutopilotState, Name
 
 Small = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
@@ -114,10 +114,10 @@ class ApplyThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SetAutopilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Switch the autopilot; `bounds` are the smallest and largest threshold it may set."""
+    """Switch the autopilot; `bounds` are the smallest and largest threshold it may set, null for no upper bound."""
 
     state: AutopilotState
-    bounds: Bounds | None = None
+    bounds: tuple[Threshold, Threshold | None] | None = None
 
 
 class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

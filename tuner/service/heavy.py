@@ -21,20 +21,20 @@ from tuner.compare import compare
 from tuner.curves import Pivot
 from tuner.export import export, measured_server
 from tuner.levels import Level, levels
-from tuner.service import answers
+from tuner.service import run_answers
 
 
-def curves(run: str) -> answers.CurvesAnswer:
+def curves(run: str) -> run_answers.CurvesAnswer:
     """Level means and the pivot, as the plots of the run show them."""
     folder = RunFolder(Path(run))
     rows = folder.levels()
     found = levels(rows)
     fit = _fit(folder)
-    return answers.CurvesAnswer(
+    return run_answers.CurvesAnswer(
         run=folder.path.name,
         source=folder.manifest.source,
         variants={variant: [_point(level) for level in curve] for variant, curve in found.items()},
-        pivot=answers.PivotAnswer(fit.threshold, *fit.interval, fit.shape) if fit else None,
+        pivot=run_answers.PivotAnswer(fit.threshold, *fit.interval, fit.shape) if fit else None,
     )
 
 
@@ -48,11 +48,11 @@ def recommend(run: str) -> dict[str, Any]:
     return _told(recommending.recommend(RunFolder(Path(run))))
 
 
-def exported(run: str, form: answers.Format) -> answers.ExportAnswer:
+def exported(run: str, form: run_answers.Format) -> run_answers.ExportAnswer:
     """The recommendation in another program's words."""
     folder = RunFolder(Path(run))
     made = export(recommending.read(folder), form, measured_server(folder))
-    return answers.ExportAnswer(form, made.text, list(made.notes))
+    return run_answers.ExportAnswer(form, made.text, list(made.notes))
 
 
 def report(run: str) -> str:
@@ -95,8 +95,8 @@ def answer(line: bytes) -> dict[str, Any]:
         return {"refused": str(error)}
 
 
-def _point(level: Level) -> answers.CurvePoint:
-    return answers.CurvePoint(
+def _point(level: Level) -> run_answers.CurvePoint:
+    return run_answers.CurvePoint(
         concurrency=level.concurrency,
         decode_batch=level.batch,
         tok_per_s=level.tok_per_s,

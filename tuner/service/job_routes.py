@@ -14,7 +14,7 @@ from harness.errors import UserError
 from tuner.service import answers, asked, joblog
 from tuner.service.asked import NewServer, NewSweep, NewTune, Nothing
 from tuner.service.events import MAX_LISTENERS
-from tuner.service.jobs import Plan
+from tuner.service.job_records import Plan
 from tuner.service.refusal import Refusal
 from tuner.service.registry import attached, keys
 from tuner.service.routes import number

@@ -22,7 +22,8 @@ import msgspec
 
 from harness.runfolder import MANIFEST
 from tuner.service import answers, joblog
-from tuner.service.names import STATE, is_name, new_folder
+from tuner.service.job_records import Plan, Record, eta_s, number, resumable, stored, why_not
+from tuner.service.names import STATE, new_folder
 from tuner.service.refusal import Refusal
 from tuner.service.runner import exit_file, mark_of, pid_file
 from tuner.service.runs import Runs
@@ -32,52 +33,6 @@ PROGRAM = (sys.executable, "-m", "specpivot")
 MAX_RUNNING = 16
 ENDED_WELL = (0, 3)  # 3: finished, but some points are partial or invalid
 INTERRUPTED = 130
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """ID.json.
-
-    Attributes:
-        server: a registered server's name, or sim:PRESET.
-        arguments: of the command line, from the word sweep or tune on.
-        points_planned: as the settings say, for as long as there is no manifest; each takes about `point_s`.
-        points_before: how many there were when it was started last.
-        cancels: how often it was asked to stop since then.
-        exit_code: None while it runs, and where it ended without one.
-        message: the last line of its log, once it has ended.
-    """
-
-    id: str
-    kind: answers.JobKind
-    run: str
-    server: str
-    arguments: list[str]
-    points_planned: int
-    point_s: float
-    created_s: float
-    started_s: float
-    points_before: int = 0
-    cancels: int = 0
-    state: answers.JobState = "running"
-    ended_s: float | None = None
-    exit_code: int | None = None
-    message: str = ""
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """What a job is to do.
-
-    Attributes:
-        server: what it occupies: a registered server's name, or sim:PRESET.
-        flags: of its command, without its run folder.
-        points: how many it will measure (of a tuning, the most), and `point_s` how long each takes about.
-    """
-
-    kind: answers.JobKind
-    server: str
-    flags: list[str]
-    points: int
-    point_s: float
 
 
 class Jobs:
@@ -95,7 +50,7 @@ class Jobs:
         self._program = program
         self._folder = make_folder(runs.results / STATE / "jobs")
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._records = {record.id: record for record in _stored(self._folder)}
+        self._records = {record.id: record for record in stored(self._folder)}
         self.look()
 
     # ---- read
@@ -148,9 +103,9 @@ class Jobs:
             exit_code=record.exit_code,
             points_done=done,
             points_planned=done if record.kind == "tune" and record.state == "done" else max(planned, done),
-            eta_s=_eta_s(record, done, planned, last_s) if running else None,
+            eta_s=eta_s(record, done, planned, last_s) if running else None,
             message=joblog.message(self._base(record.id)) if running else record.message,
-            resumable=_resumable(record),
+            resumable=resumable(record),
         )
 
     # ---- change
@@ -192,8 +147,8 @@ class Jobs:
             Refusal: there is none, it runs or is finished, or its server is occupied.
         """
         record = self.get(job)
-        if not _resumable(record):
-            raise Refusal(409, f"job {job} {_why_not(record)}")
+        if not resumable(record):
+            raise Refusal(409, f"job {job} {why_not(record)}")
         self._refuse_if_occupied(record.server)
         folder = self._runs.results / record.run
         again = [record.kind, "--resume", f"--out={folder}"] if (folder / MANIFEST).exists() else record.arguments
@@ -265,7 +220,7 @@ class Jobs:
 
     def _ended(self, record: Record) -> Record:
         """A job whose process is gone."""
-        code = _number(exit_file(self._base(record.id)))
+        code = number(exit_file(self._base(record.id)))
         done, planned, _ = self._progress(record)
         state: answers.JobState
         if code in ENDED_WELL or (code is None and record.kind == "sweep" and 0 < planned <= done):
@@ -302,40 +257,3 @@ class Jobs:
 
     def _base(self, job: str) -> Path:
         return self._folder / job
-
-
-def _stored(folder: Path) -> list[Record]:
-    found = []
-    for file in folder.glob("*.json"):
-        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-            record = msgspec.json.decode(file.read_bytes(), type=Record)
-            if record.id == file.stem and is_name(record.run):
-                found.append(record)
-    return found
-
-
-def _resumable(record: Record) -> bool:
-    if record.state == "done":
-        return record.kind == "sweep" and record.exit_code == 3
-    return record.state != "running"
-
-
-def _why_not(record: Record) -> str:
-    return "runs already" if record.state == "running" else "is finished; nothing is left to measure"
-
-
-def _eta_s(record: Record, done: int, planned: int, last_s: float | None) -> float | None:
-    """Seconds left: from the plan at first, from the pace since it was started later."""
-    if planned <= done:
-        return None
-    new, since_s, pace_s = done - record.points_before, record.started_s, record.point_s
-    if new > 0 and last_s is not None:
-        since_s, pace_s = last_s, max(last_s - record.started_s, 0.0) / new
-    return max(0.0, pace_s * (planned - done) - (time.time() - since_s))
-
-
-def _number(file: Path) -> int | None:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):
-        return None

@@ -16,9 +16,11 @@ from harness.endpoint import Endpoint, specpivot_block
 from harness.errors import one_line
 from harness.proof import Steps, identity, simulation_of, steps_between, worker_of
 from patched_worker.policy import NEVER_DISABLE
-from tuner.service.answers import Server, ServerState
+from tuner.service.answers import Autopilot, AutopilotState, Server, ServerState
 
 MISSES = 3  # looks without /server_info before a server that had it is one that lacks it
+# The worker's words for the autopilot, and ours.
+AUTOPILOT: dict[str, AutopilotState] = {"held": "off", "dry_run": "dry_run", "auto": "on"}
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
@@ -30,6 +32,26 @@ class Row(msgspec.Struct, frozen=True):
     steps: Count
     tokens: Count
     seconds: Annotated[float, msgspec.Meta(ge=0)]
+
+
+class ShownMove(msgspec.Struct, frozen=True):
+    """A move of the autopilot, after so many decode steps."""
+
+    step: Count
+    old: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+    new: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+    reason: Annotated[str, msgspec.Meta(max_length=1000)]
+    dry_run: bool
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """What a patched worker says of its autopilot."""
+
+    state: Literal["held", "auto", "dry_run"]
+    bounds: tuple[Annotated[int, msgspec.Meta(ge=0, le=2**31)], Annotated[int, msgspec.Meta(ge=0, le=2**31)] | None]
+    steps: Count
+    moves: Annotated[list[ShownMove], msgspec.Meta(max_length=100)]
+    interval: tuple[float | None, float | None] = (None, None)
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -47,7 +69,7 @@ class Block(msgspec.Struct, frozen=True):
     ungated: Count = 0
     last_error: str | None = None
     ranks_agree: bool | None = None
-    autopilot: dict[str, Any] | None = None
+    autopilot: Shown | None = None
     rungs: list[Any] = []
 
 
@@ -178,6 +200,7 @@ def _from_block(server: Server, block: Block, last: Seen | None, seen: Seen) -> 
         steps_on=block.steps_on,
         steps_off=block.steps_off,
         ungated=block.ungated,
+        autopilot=_autopilot(block.autopilot),
     )
     before = specpivot_block(last.info) if last is not None else None
     if last is None or before is None:
@@ -192,6 +215,10 @@ def _from_block(server: Server, block: Block, last: Seen | None, seen: Seen) -> 
     return _with_steps(server, steps, seen.at_s - last.at_s)
 
 
+def _autopilot(shown: Shown | None) -> Autopilot:
+    return Autopilot() if shown is None else Autopilot(AUTOPILOT[shown.state], list(shown.bounds))
+
+
 def _complaint(block: Block) -> str | None:
     if block.ranks_agree is False:
         return "its tensor-parallel ranks disagree"
@@ -199,7 +226,7 @@ def _complaint(block: Block) -> str | None:
 
 
 def _autopilot_tries(block: Block) -> bool:
-    return block.autopilot is not None and block.autopilot.get("state") not in (None, "off", "held")
+    return block.autopilot is not None and block.autopilot.state != "held"
 
 
 def _refuse_wrong_state(steps: Steps, threshold: int) -> None:

@@ -8,7 +8,7 @@ from typing import get_args
 import msgspec
 from aiohttp import web
 
-from tuner.service import answers
+from tuner.service import run_answers
 from tuner.service.asked import Nothing
 from tuner.service.names import RECOMMENDATION, run_folder
 from tuner.service.refusal import Refusal
@@ -19,17 +19,17 @@ from tuner.service.service import Service
 REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'; sandbox"
 
 
-async def list_runs(service: Service, request: web.Request) -> answers.Runs:
-    return answers.Runs(await service.all_runs())
+async def list_runs(service: Service, request: web.Request) -> run_answers.Runs:
+    return run_answers.Runs(await service.all_runs())
 
 
-async def get_run(service: Service, request: web.Request) -> answers.RunDetail:
-    found: answers.RunDetail = await in_thread(service.runs.detail, request.match_info["run"])
+async def get_run(service: Service, request: web.Request) -> run_answers.RunDetail:
+    found: run_answers.RunDetail = await in_thread(service.runs.detail, request.match_info["run"])
     return found
 
 
-async def get_levels(service: Service, request: web.Request) -> answers.Levels:
-    found: answers.Levels = await in_thread(service.runs.levels, request.match_info["run"])
+async def get_levels(service: Service, request: web.Request) -> run_answers.Levels:
+    found: run_answers.Levels = await in_thread(service.runs.levels, request.match_info["run"])
     return found
 
 
@@ -49,7 +49,7 @@ async def make_recommendation(service: Service, request: web.Request, body: Noth
 
 
 async def export_run(service: Service, request: web.Request) -> bytes:
-    form = word(request, "format", get_args(answers.Format), "json")
+    form = word(request, "format", get_args(run_answers.Format), "json")
     return await service.desk.ask("export", [recommended_folder(service, request.match_info["run"])], form)
 
 

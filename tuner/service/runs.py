@@ -16,7 +16,7 @@ from harness.config import make_config
 from harness.errors import UserError
 from harness.records import Manifest
 from harness.runfolder import LEVELS, MANIFEST, RunFolder
-from tuner.service import answers
+from tuner.service import run_answers
 from tuner.service.names import RECOMMENDATION, is_name, run_folder
 from tuner.service.refusal import Refusal
 
@@ -27,7 +27,7 @@ class _Found(msgspec.Struct, frozen=True):
     """What the list shows of recommendation.json."""
 
     threshold: int | None
-    shape: answers.Shape
+    shape: run_answers.Shape
 
 
 class Runs:
@@ -40,7 +40,7 @@ class Runs:
     def __init__(self, results: Path) -> None:
         self.results = results
         self._lock = Lock()
-        self._summaries: dict[str, tuple[Signature, answers.RunSummary | None]] = {}
+        self._summaries: dict[str, tuple[Signature, run_answers.RunSummary | None]] = {}
 
     def names(self) -> list[str]:
         """The names of folders that hold a manifest."""
@@ -49,7 +49,7 @@ class Runs:
         except OSError:
             return []
 
-    def all(self) -> list[answers.RunSummary]:
+    def all(self) -> list[run_answers.RunSummary]:
         """Every run that can be read, newest first, without its job."""
         names = self.names()
         with self._lock:
@@ -58,7 +58,7 @@ class Runs:
         found = [summary for name in names if (summary := self.summary(name)) is not None]
         return sorted(found, key=lambda run: (run.created_s, run.name), reverse=True)
 
-    def summary(self, name: str) -> answers.RunSummary | None:
+    def summary(self, name: str) -> run_answers.RunSummary | None:
         """One run; None where it is damaged or leads out of the folder."""
         now = signature(self.results / name)
         with self._lock:
@@ -73,7 +73,7 @@ class Runs:
             self._summaries[name] = (now, made)
         return made
 
-    def detail(self, name: str) -> answers.RunDetail:
+    def detail(self, name: str) -> run_answers.RunDetail:
         """What the manifest says.
 
         Raises:
@@ -82,7 +82,7 @@ class Runs:
         """
         run = RunFolder(run_folder(self.results, name))
         manifest = run.manifest
-        return answers.RunDetail(
+        return run_answers.RunDetail(
             name=name,
             source=manifest.source,
             created_s=created_s(manifest),
@@ -91,16 +91,16 @@ class Runs:
             servers=msgspec.to_builtins(manifest.servers),
             warnings=list(manifest.warnings),
             variants={
-                variant: answers.VariantDetail(record.not_run, record.reference)
+                variant: run_answers.VariantDetail(record.not_run, record.reference)
                 for variant, record in manifest.variants.items()
             },
             points_planned=planned(manifest),
             points_done=len(run.salvaged_levels()[0]),
         )
 
-    def levels(self, name: str) -> answers.Levels:
+    def levels(self, name: str) -> run_answers.Levels:
         """The rows of levels.csv; errors are those of `detail`."""
-        return answers.Levels(RunFolder(run_folder(self.results, name)).levels())
+        return run_answers.Levels(RunFolder(run_folder(self.results, name)).levels())
 
 
 def signature(folder: Path) -> Signature:
@@ -154,11 +154,11 @@ def tune_points(budget_s: float, point_s: float) -> int:
     return int(budget_s / point_s)
 
 
-def _summary(name: str, run: RunFolder) -> answers.RunSummary:
+def _summary(name: str, run: RunFolder) -> run_answers.RunSummary:
     manifest = run.manifest
     rows = run.salvaged_levels()[0]
     found = _recommended(run.path / RECOMMENDATION)
-    return answers.RunSummary(
+    return run_answers.RunSummary(
         name=name,
         source=manifest.source,
         created_s=created_s(manifest),

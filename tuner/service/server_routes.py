@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -12,14 +13,16 @@ from harness.errors import UserError
 from patched_worker.policy import NEVER_DISABLE, Policy, Rung
 from tuner.service import answers
 from tuner.service.asked import ApplyRun, ApplyThreshold, NewServer, SetAutopilot
-from tuner.service.look import Block
+from tuner.service.look import AUTOPILOT, Block
 from tuner.service.refusal import Refusal
 from tuner.service.registry import endpoint
 from tuner.service.routes import in_thread
 from tuner.service.run_routes import recommended_folder
 from tuner.service.service import Service
 
-NO_AUTOPILOT = "this SpecPivot has no autopilot; set a threshold with POST /api/v1/servers/NAME/apply"
+# The patched worker's keys; a test holds them against its own.
+MODE_KEY, MIN_KEY, MAX_KEY = "speculative_autopilot", "speculative_auto_min", "speculative_auto_max"
+MODES: dict[answers.AutopilotState, int] = {"off": 0, "on": 1, "dry_run": 2}
 
 
 class _Recommended(msgspec.Struct, frozen=True):
@@ -63,13 +66,41 @@ async def apply(service: Service, request: web.Request, body: ApplyRun | ApplyTh
 
 
 async def set_autopilot(service: Service, request: web.Request, body: SetAutopilot) -> answers.Server:
-    service.registry.get(request.match_info["server"])
-    raise Refusal(501, NO_AUTOPILOT)
+    server = service.registry.get(request.match_info["server"])
+    _refuse_if_measured(service, server.name)
+    if body.bounds is not None and body.bounds[1] is not None and body.bounds[0] > body.bounds[1]:
+        raise Refusal(400, "bounds: the lowest threshold lies above the highest")
+    held = await in_thread(commanded, server, body)
+    return service.watch.show_autopilot(server.name, held)
 
 
 async def get_audit(service: Service, request: web.Request) -> answers.Audit:
-    service.registry.get(request.match_info["server"])
-    raise Refusal(501, NO_AUTOPILOT)
+    server = service.registry.get(request.match_info["server"])
+    return answers.Audit(await asyncio.to_thread(service.audit.moves, server.name))
+
+
+def commanded(server: NewServer, order: SetAutopilot) -> answers.Autopilot:
+    """Switch a server's autopilot and read it back; blocks.
+
+    Raises:
+        UserError: the server does not answer, is not patched, has no autopilot, or did otherwise.
+    """
+    where = endpoint(server)
+    values = {MODE_KEY: MODES[order.state]}
+    if order.bounds is not None:
+        low, high = order.bounds
+        values |= {MIN_KEY: low, MAX_KEY: NEVER_DISABLE if high is None else high}
+    if order.state == "off":
+        before = specpivot_block(where.server_info())
+        if before is not None and _checked(before).autopilot is None:  # it has none, and would refuse its keys
+            return answers.Autopilot()
+    block = _checked(where.set_numbers(values, "autopilot"))
+    shown = block.autopilot
+    held = answers.Autopilot() if shown is None else answers.Autopilot(AUTOPILOT[shown.state], list(shown.bounds))
+    if held.state != order.state or (order.bounds is not None and shown is not None and shown.bounds != order.bounds):
+        why = block.last_error or f"it says {held.state}, bounds {held.bounds}"
+        raise UserError(f"{server.name} did not set its autopilot: {why}; its worker must be one that has an autopilot")
+    return held
 
 
 def applied(server: NewServer, policy: Policy) -> answers.Applied:
@@ -89,11 +120,15 @@ def applied(server: NewServer, policy: Policy) -> answers.Applied:
         return answers.Applied(asked, _read_back(held), False)
 
 
-def _read_back(held: dict[str, Any]) -> answers.ReadBack:
+def _checked(held: dict[str, Any]) -> Block:
     try:
-        block = msgspec.convert(held, Block)
+        return msgspec.convert(held, Block)
     except msgspec.ValidationError as error:
         raise UserError(f"what the server says of its policy cannot be true: {error}; look at its log") from error
+
+
+def _read_back(held: dict[str, Any]) -> answers.ReadBack:
+    block = _checked(held)
     return answers.ReadBack(
         threshold=None if block.threshold == NEVER_DISABLE else block.threshold,
         resume_at=block.resume_at if block.resume_at and block.resume_at > 0 else None,

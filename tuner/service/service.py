@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from tuner.service import answers
+from tuner.service import answers, run_answers
+from tuner.service.audit import Audit
 from tuner.service.desk import Desk, child_environment
 from tuner.service.events import Hub, Kind
 from tuner.service.figures import Figures
@@ -43,7 +44,8 @@ class Service:
         environment = child_environment()
         self.jobs = Jobs(self.runs, environment)
         self.desk = Desk(environment)
-        self.watch = Watch(self.registry, self.jobs.on, self._server_changed, look_every_s)
+        self.audit = Audit(self.runs.results)
+        self.watch = Watch(self.registry, self.jobs.on, self._server_changed, self.audit, look_every_s)
         self.figures.watch(self.jobs.all, self.watch.all)
         self._told: dict[str, msgspec.Struct] = {}
         self._tasks = [
@@ -61,7 +63,7 @@ class Service:
         await self.watch.close()
         await self.desk.close()
 
-    async def all_runs(self) -> list[answers.RunSummary]:
+    async def all_runs(self) -> list[run_answers.RunSummary]:
         """Every run, newest first."""
         found = await asyncio.to_thread(self.runs.all)
         made_by = self.jobs.by_run()

@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from tuner.service.answers import Server
+from harness.proof import identity
+from tuner.service.answers import Autopilot, Server
 from tuner.service.asked import NewServer
-from tuner.service.look import Told, judged, look, unseen
+from tuner.service.audit import Audit
+from tuner.service.look import Seen, Told, block_of, judged, look, unseen
 from tuner.service.refusal import Refusal
 from tuner.service.registry import MAX_SERVERS, Registry, endpoint
 
@@ -28,6 +30,7 @@ class Watch:
         registry: the servers.
         job_on: the job that runs on a server, by the server's name.
         changed: told of a server that is not as it was.
+        audit: where the autopilots' moves are noted.
         every_s: from the end of one look to the beginning of the next.
     """
 
@@ -36,10 +39,12 @@ class Watch:
         registry: Registry,
         job_on: Callable[[str], str | None],
         changed: Callable[[Server], None],
+        audit: Audit,
         every_s: float = EVERY_S,
     ) -> None:
         self._job_on = job_on
         self._changed = changed
+        self._audit = audit
         self._every_s = every_s
         # As many threads as servers: one that hangs must not keep another one waiting. They start when they are needed.
         self._threads = ThreadPoolExecutor(MAX_SERVERS, thread_name_prefix="look")
@@ -80,6 +85,13 @@ class Watch:
         if told is not None:
             self._put(name, msgspec.structs.replace(told, server=_with_job(told.server, self._job_on(name))))
 
+    def show_autopilot(self, name: str, held: Autopilot) -> Server:
+        """Show what was read back from a server's autopilot, before the next look does."""
+        told = self._told[name]
+        autopilot = msgspec.structs.replace(held, last_move=told.server.autopilot.last_move)
+        self._put(name, msgspec.structs.replace(told, server=msgspec.structs.replace(told.server, autopilot=autopilot)))
+        return self._told[name].server
+
     async def close(self) -> None:
         """Watch nothing any more."""
         tasks = list(self._tasks.values())
@@ -95,11 +107,22 @@ class Watch:
             try:
                 seen = await loop.run_in_executor(self._threads, look, where, quietly)
                 told = judged(self._told[server.name], seen, self._job_on(server.name), time.time())
+                told = self._audited(told, seen)
             except Exception:  # whatever a server says, the others and its own next look go on
                 logger.exception("a look at %s failed", server.name)
             else:
                 self._put(server.name, told)
             await asyncio.sleep(self._every_s)
+
+    def _audited(self, told: Told, seen: Seen) -> Told:
+        """With the autopilot's last move, noted where it is new."""
+        server = told.server
+        block = block_of(seen.info) if server.state == "up" and seen.info is not None else None
+        if block is None or block.autopilot is None:
+            return told
+        move = self._audit.note(server.name, identity(seen.info), block.autopilot, time.time())
+        autopilot = msgspec.structs.replace(server.autopilot, last_move=move)
+        return msgspec.structs.replace(told, server=msgspec.structs.replace(server, autopilot=autopilot))
 
     def _put(self, name: str, told: Told) -> None:
         before = self._told[name].server

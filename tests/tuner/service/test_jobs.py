@@ -23,7 +23,8 @@ from tests.tuner.runs import manifest, rows, write_run
 from tests.tuner.service.services import call, serving, simulating
 from tuner.service import answers, asked
 from tuner.service.desk import child_environment
-from tuner.service.jobs import Jobs, Plan, Record
+from tuner.service.job_records import Plan, Record
+from tuner.service.jobs import Jobs
 from tuner.service.names import new_folder
 from tuner.service.refusal import Refusal
 from tuner.service.runner import exit_file, mark_of, pid_file

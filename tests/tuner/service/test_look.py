@@ -17,6 +17,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
+AUTO = {"state": "auto", "bounds": [0, None], "steps": 5, "moves": []}
 FIELDS = ("worker", "threshold", "resume_at", "min_dwell", "policy_id", "steps_on", "steps_off", "switches", "by_batch")
 
 
@@ -88,6 +89,7 @@ def test_a_server_that_never_disables_has_no_threshold() -> None:
         ({"by_batch": {}}, "specpivot block cannot be true"),
         ({"by_batch": [{"batch": 0, "state": "on", "steps": 3, "tokens": 1, "seconds": 0}]}, "cannot be true"),
         ({"worker": "x" * 1000}, "specpivot block cannot be true"),
+        ({"autopilot": AUTO | {"state": "asleep"}}, "specpivot block cannot be true"),
         ({"steps_on": 5}, "counts 5 steps on, but 3 by batch"),
     ],
 )
@@ -107,9 +109,9 @@ def test_steps_that_contradict_the_threshold_make_a_liar() -> None:
         "lying",
         "it says threshold 4, but 5 steps speculated with a larger batch",
     )
-    for change in ({"policy_id": "q"}, {"rungs": [{}, {}]}, {"autopilot": {"state": "auto"}}):
+    for change in ({"policy_id": "q"}, {"rungs": [{}, {}]}, {"autopilot": AUTO}):
         assert after(seen(first, 1.0), seen(info(on=more, **change), 2.0)).state == "up", change
-    assert after(seen(first, 1.0), seen(info(on=more, autopilot={"state": "held"}), 2.0)).state == "lying"
+    assert after(seen(first, 1.0), seen(info(on=more, autopilot=AUTO | {"state": "held"}), 2.0)).state == "lying"
 
 
 def test_a_restarted_server_is_no_liar() -> None:

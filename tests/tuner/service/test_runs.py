@@ -16,7 +16,7 @@ from tests.tuner.runs import LEVELS, manifest, rows, write_run
 from tests.tuner.service.services import OPENAPI, call, serving
 from tuner.plots import view
 from tuner.recommend import Recommendation, recommend
-from tuner.service import answers
+from tuner.service import run_answers
 from tuner.service.api import ROUTES
 from tuner.service.app import make_app
 
@@ -150,7 +150,7 @@ def test_what_needs_numpy_says_what_the_command_line_says(tmp_path: Path) -> Non
 
 def test_a_recommendation_answer_has_every_field_that_a_recommendation_has() -> None:
     """The service describes recommendation.json without loading what makes it: the two must not part."""
-    assert answers.RecommendationAnswer.__struct_fields__ == Recommendation.__struct_fields__
+    assert run_answers.RecommendationAnswer.__struct_fields__ == Recommendation.__struct_fields__
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.tuner.service.services import call, serving, simulating, until
 from tuner.recommend import recommend, write
 from tuner.service import look, watch
 from tuner.service.asked import NewServer
-from tuner.service.jobs import Plan
+from tuner.service.job_records import Plan
 from tuner.service.refusal import Refusal
 from tuner.service.registry import MAX_SERVERS, Registry, attached, endpoint, keys
 
