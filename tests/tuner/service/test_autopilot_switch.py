@@ -57,20 +57,22 @@ class Worker:
         self.autopilot = {**self.autopilot, "steps": step, "moves": moves, "interval": [8.5, None]}
 
 
+def _length(head: bytes) -> int:
+    lines = [line.lower() for line in head.split(b"\r\n")]
+    return next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
+
+
 @contextmanager
 def working(worker: Worker) -> Iterator[str]:
     """The worker behind HTTP; yields its URL."""
 
     def talk(connection: socket.socket, over: threading.Event) -> None:
-        request = b""
-        while b"\r\n\r\n" not in request:
-            request += connection.recv(65536)
-        head, _, body = request.partition(b"\r\n\r\n")
-        length = next(
-            (int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0
-        )
-        while len(body) < length:
-            body += connection.recv(65536)
+        head, body, more = b"", b"", b"x"
+        while more and (not head or len(body) < _length(head)):
+            more = connection.recv(65536)
+            body += more
+            if not head and b"\r\n\r\n" in body:
+                head, _, body = body.partition(b"\r\n\r\n")
         if b"/set_internal_state" in head:
             worker.set(json.loads(body)["server_args"])
         answer = json.dumps(worker.info()).encode()
