@@ -6,6 +6,7 @@ to a callback. It never looks into the body: events are parsed later, off the ho
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
@@ -115,6 +116,11 @@ def request_url(base: str, path: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UserError(f"{base!r} is no http:// or https:// URL; write it like http://HOST:PORT")
     return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/") + path, "", ""))
+
+
+def untrusted(server: str, error: ssl.SSLCertVerificationError) -> str:
+    """What to tell a person about a certificate."""
+    return f"the certificate of {server} is not trusted: {error.verify_message}; name its CA's file in SSL_CERT_FILE"
 
 
 def needs_aiohttp(url: str) -> bool:
