@@ -7,6 +7,8 @@ a class of its own (ERRORS), kept with its real duration.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from harness.records import TICK_S, PointKey, RequestRecord
 from harness.stream import DETAIL_CHARS, StreamReader
 from harness.transport import Exchange
@@ -38,8 +40,7 @@ def read_on(exchange: Exchange, stream: StreamReader, count: int) -> bool:
         body = b"".join(body for _, body in exchange.take(len(exchange.reads)))
         exchange.detail = exchange.detail or body[:DETAIL_CHARS].decode(errors="replace")
         return False
-    for arrived_s, body in exchange.take(count):
-        stream.feed(arrived_s, body)
+    stream.feed_all(exchange.take(count))
     return bool(exchange.reads)
 
 
@@ -118,18 +119,15 @@ def _judge_counts(exchange: Exchange, stream: StreamReader) -> tuple[str | None,
 
 def _chunks(start_s: float, stream: StreamReader) -> tuple[tuple[int, ...], tuple[int, ...] | None, bool]:
     """(chunk_ticks, chunk_tokens, tokens_exact) of a record."""
-    ticks: list[int] = []
-    total = 0
-    for arrived_s, _ in stream.arrivals:
-        # Rounded from the start each time, so that rounding errors do not add up.
-        tick = max(total, round((arrived_s - start_s) / TICK_S))
-        ticks.append(tick - total)
-        total = tick
+    # Rounded from the start each time, so that rounding errors do not add up.
+    moments = [round((arrived_s - start_s) / TICK_S) for arrived_s, _ in stream.arrivals]
+    # A timer may be early by half a millisecond, and an answer faster than that.
+    ticks = [later - earlier for earlier, later in pairwise([min([0, *moments[:1]]), *moments])]
     tokens = [new for _, new in stream.arrivals]
     exact = 0 not in tokens and sum(tokens) == (stream.completion_tokens or 0)
     if not exact:
         tokens = spread(stream.completion_tokens or len(tokens), len(tokens))
-    return tuple(ticks), None if set(tokens) <= {1} else tuple(tokens), exact
+    return tuple(ticks), None if tokens.count(1) == len(tokens) else tuple(tokens), exact
 
 
 def spread(total: int, parts: int) -> list[int]:

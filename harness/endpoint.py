@@ -11,6 +11,7 @@ import http.client
 import json
 import math
 import socket
+import ssl
 import threading
 import time
 import urllib.parse
@@ -23,6 +24,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.errors import UserError
+from harness.transport import untrusted
 from patched_worker.policy import DWELL_KEY, NEVER_DISABLE, RESUME_KEY, RUNGS_KEY, THRESHOLD_KEY, Policy, to_wire
 
 MAX_BODY_BYTES = 32 * 2**20
@@ -73,6 +75,24 @@ class Endpoint:
         except (OSError, ValueError):
             return False
         return True
+
+    def require_healthy(self, flag: str, timeout_s: float = 5.0) -> None:
+        """Make sure that the server answers.
+
+        Args:
+            flag: where its URL came from.
+            timeout_s: how long it may take.
+
+        Raises:
+            UserError: it does not, or its certificate is not trusted.
+        """
+        try:
+            self._request("/health", timeout_s=timeout_s)
+        except ssl.SSLCertVerificationError as error:
+            raise UserError(untrusted(self.public_url, error)) from None
+        except (OSError, ValueError):
+            where = f"{self.public_url}/health"
+            raise UserError(f"no server answers at {where}; start it, or correct {flag}") from None
 
     def server_info(self) -> dict[str, Any] | None:
         """The JSON of /server_info (/get_server_info in older releases); None where the server lacks it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 MAX_HEAD_BYTES: Final = 1 << 18
+_COMMON_BYTES: Final = 4096  # reads shorter than this may be recognised by their length
 _HEAD, _COUNTED, _CHUNK_SIZE, _CHUNK, _CHUNK_END, _TRAILERS, _UNTIL_CLOSE, _DONE = range(8)
 
 
@@ -43,13 +44,11 @@ class ResponseFramer:
         Raises:
             MalformedResponse: the bytes break HTTP's framing.
         """
-        if self._state == _CHUNK_SIZE and not self._tail:
+        if self._state == _CHUNK_SIZE and len(data) < _COMMON_BYTES and not self._tail:
             # A server that streams writes one chunk per event, and a read mostly holds just that.
-            end = data.find(b"\r\n", 0, 12)
-            if end > 0 and data[:end].isalnum():
-                stop = end + 2 + _chunk_size(data[:end])
-                if stop > end + 2 and len(data) == stop + 2:
-                    return data[end + 2 : stop]
+            lines = _SIZE_LINES[len(data)]
+            if data.startswith(lines):
+                return data[len(lines[0]) : -2]
         return self._feed_slowly(data)
 
     def end_of_stream(self) -> bool:
@@ -151,6 +150,18 @@ class ResponseFramer:
 
     def _finish(self) -> None:
         self._state, self.done = _DONE, True
+
+
+def _size_lines(length: int) -> tuple[bytes, ...]:
+    """The lines that a read of `length` bytes may begin with where it is exactly one chunk, in either case."""
+    for digits in range(1, 4):
+        size = length - digits - 4
+        if size > 0 and len(f"{size:x}") == digits:
+            return b"%x\r\n" % size, b"%X\r\n" % size
+    return ()  # no such read
+
+
+_SIZE_LINES: Final = tuple(_size_lines(length) for length in range(_COMMON_BYTES))
 
 
 def _chunk_size(line: bytes) -> int:

@@ -33,17 +33,7 @@ from harness.load_plan import (
 )
 from harness.transport import monotonic
 
-UNPARSED_LIMIT_BYTES = 256 << 20  # over all workers of a point
-MIN_QUEUED = 256  # requests kept ready, so that the parent may be late
-_SLICE_S = 0.0004  # one slice of parsing: what it may add to a stamp
-_PAUSE_S = 0.004
-_QUIET_S = 0.001  # a loop later than this is busy
-_READS_AT_ONCE = 32
-_FLUSH_S = 0.5
 _TICK_S = 0.01
-_WATCH_S = 0.05
-_BACKOFF_S = 0.2  # after a failure: a dead server must not be hammered
-_DEAD_AFTER_S = 2.0
 
 
 class Gauge:

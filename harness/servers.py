@@ -56,8 +56,7 @@ def attach(plan: ServerPlan, api_key: str | None, admin_api_key: str | None) -> 
         UserError: nothing answers there.
     """
     endpoint = Endpoint(str(plan.url), api_key, admin_api_key)
-    if not endpoint.healthy():
-        raise UserError(f"no server answers at {endpoint.public_url}/health; start it, or correct --attach")
+    endpoint.require_healthy("--attach")
     return prove(plan, endpoint)
 
 

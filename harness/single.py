@@ -16,7 +16,6 @@ import msgspec
 from harness.bench import Bench
 from harness.config import SweepConfig, make_config
 from harness.endpoint import Endpoint, check_url, specpivot_block
-from harness.errors import UserError
 from harness.load import require_files_for
 from harness.manifest import new_manifest, workload_of
 from harness.openload import Arrivals, TimedWorkload
@@ -92,8 +91,7 @@ def run_bench(
         UserError: bad input, or no server answers.
     """
     endpoint = Endpoint(check_url(url), keys.api_key, keys.admin_api_key)
-    if not endpoint.healthy():
-        raise UserError(f"no server answers at {endpoint.public_url}/health; start it, or correct --url")
+    endpoint.require_healthy("--url")
     variant, policy = played(endpoint.server_info())
     config = make_config({**settings, **policy, "attach": {variant: url}, "variants": [variant], "repeats": 1})
     require_files_for(config.max_concurrency, config.client_workers)

@@ -12,9 +12,13 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class EventSplitter:
-    """Feed it the body's bytes in order; it yields (event name, data) as each event ends."""
+    """Feed it the body's bytes in order; it yields (event name, data) as each event ends.
 
-    __slots__ = ("_after_return", "_data", "_first", "_name", "_pieces")
+    Attributes:
+        pending: what was fed has not ended with the end of an event; valid when all that `feed` yields was taken.
+    """
+
+    __slots__ = ("_after_return", "_data", "_first", "_name", "_pieces", "pending")
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []  # of an unfinished line
@@ -22,24 +26,9 @@ class EventSplitter:
         self._name = b""
         self._first = True
         self._after_return = False
-
-    @property
-    def pending(self) -> bool:
-        """Whether an unfinished event is held."""
-        return bool(self._data or self._pieces)
-
-    def single(self, body: bytes) -> bytes | None:
-        """The data of `body` where it is exactly one plain event and nothing is pending; else None, and feed it."""
-        if self._pieces or self._data or self._name or self._after_return or not _is_one_event(body):
-            return None
-        self._first = False
-        return body[6:-2]
+        self.pending = False
 
     def feed(self, body: bytes) -> Iterator[tuple[bytes, bytes]]:
-        data = self.single(body)
-        if data is not None:
-            yield b"", data
-            return
         for line in self._lines(body):
             if line:
                 self._field(line)
@@ -47,6 +36,7 @@ class EventSplitter:
             if self._data:
                 yield self._name, b"\n".join(self._data)
             self._data, self._name = [], b""
+        self.pending = bool(self._data or self._pieces or self._name)
 
     def _lines(self, body: bytes) -> list[bytes]:
         """The lines that `body` completes; the rest is kept."""
@@ -75,13 +65,3 @@ class EventSplitter:
             self._data.append(value)
         elif name == b"event":
             self._name = value
-
-
-def _is_one_event(body: bytes) -> bool:
-    """Whether `body` is exactly one `data: ...` line and its blank line: what SGLang writes for each step."""
-    return (
-        body.startswith(b"data: ")
-        and body.endswith(b"\n\n")
-        and body.find(b"\n") == len(body) - 2
-        and b"\r" not in body
-    )

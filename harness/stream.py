@@ -7,7 +7,8 @@ gives it, the final usage where it does not. Events may be fed long after they a
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import pairwise, takewhile
 from typing import Any
 
 import msgspec
@@ -16,11 +17,12 @@ from harness.api import Api
 from harness.sse import EventSplitter
 
 DETAIL_CHARS = 300
+_START, _NEXT, _END = b"data: {", b"\n\ndata: ", b"}\n\n"
 _DEGENERATE_SHARE = 0.1  # fewer distinct pairs of neighbours than this: the answer repeats itself
 _DEGENERATE_MIN = 32  # shorter answers repeat by chance
 
 
-class _Meta(msgspec.Struct):
+class _Meta(msgspec.Struct, gc=False):
     finish_reason: Any = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -28,7 +30,7 @@ class _Meta(msgspec.Struct):
     spec_verify_ct: int | None = None
 
 
-class _Native(msgspec.Struct):
+class _Native(msgspec.Struct, gc=False):
     """What /generate streams: cumulative counts, or cumulative ids where the counts are missing."""
 
     meta_info: _Meta | None = None
@@ -36,30 +38,30 @@ class _Native(msgspec.Struct):
     error: Any = None
 
 
-class _PromptDetails(msgspec.Struct):
+class _PromptDetails(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
 
 
-class _Delta(msgspec.Struct):
+class _Delta(msgspec.Struct, gc=False):
     content: Any = None
     reasoning_content: Any = None
     reasoning: Any = None
     tool_calls: Any = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     text: str | None = None
     delta: _Delta | None = None
     finish_reason: str | None = None
 
 
-class _OpenAI(msgspec.Struct):
+class _OpenAI(msgspec.Struct, gc=False):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
@@ -69,7 +71,10 @@ class _OpenAI(msgspec.Struct):
 
 _native_decoder = msgspec.json.Decoder(_Native)
 _openai_decoder = msgspec.json.Decoder(_OpenAI)
+_natives: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[_Native])
+_openais: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[_OpenAI])
 _ids_decoder = msgspec.json.Decoder(list[int])
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class StreamReader:
@@ -116,14 +121,41 @@ class StreamReader:
         return self.arrivals[-1][0] if self.arrivals else None
 
     def feed(self, arrived_s: float, body: bytes) -> None:
-        data = self._events.single(body)
-        if data is not None:
-            if not self.terminated:
-                self._event(arrived_s, b"", data)
-            return
         for name, data in self._events.feed(body):
             if not self.terminated:
                 self._event(arrived_s, name, data)
+
+    def feed_all(self, reads: Sequence[tuple[float, bytes]]) -> None:
+        """Feed several reads: those that hold nothing but whole, plain events at a fraction of the cost."""
+        at = 0
+        while at < len(reads):
+            taken = self._feed_plain(reads[at:])
+            if not taken:
+                self.feed(*reads[at])
+            at += taken or 1
+
+    def _feed_plain(self, reads: Sequence[tuple[float, bytes]]) -> int:
+        """Take the plain reads at the beginning, decoded as one JSON array; returns how many that were."""
+        if self._events.pending or self.terminated:
+            return 0
+        texts = [body[6:-2] for _, body in reads if body.startswith(_START) and body.endswith(_END)]
+        if len(texts) < len(reads):
+            return self._feed_plain(list(takewhile(_is_plain, reads)))
+        times = [arrived_s for arrived_s, _ in reads]
+        array = b",".join(texts)
+        if _NEXT in array:  # reads that hold several events each
+            times = [at_s for at_s, text in zip(times, texts, strict=True) for _ in range(text.count(_NEXT) + 1)]
+            array = array.replace(_NEXT, b",")
+        decoder, take = (_natives, self._native) if self._api == "generate" else (_openais, self._openai)
+        try:
+            events = decoder.decode(b"[%b]" % array)
+        except _UNREADABLE:
+            return 0
+        if len(events) != len(times):
+            return 0
+        for arrived_s, event in zip(times, events, strict=True):
+            take(arrived_s, event)
+        return len(reads)
 
     def degenerate(self) -> bool:
         """Whether the answer is long and repeats itself: acceptance on it says nothing about real text."""
@@ -133,7 +165,7 @@ class StreamReader:
         return len(set(pairwise(items))) < _DEGENERATE_SHARE * len(items)
 
     def _event(self, arrived_s: float, name: bytes, data: bytes) -> None:
-        if data == b"[DONE]" or data.strip() == b"[DONE]":
+        if data.strip() == b"[DONE]":
             self.terminated = True
             return
         try:
@@ -141,7 +173,7 @@ class StreamReader:
                 self._native(arrived_s, _native_decoder.decode(data))
             else:
                 self._openai(arrived_s, _openai_decoder.decode(data))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except _UNREADABLE as error:
             self._fail("malformed", f"{error}: {data[:DETAIL_CHARS]!r}")
         if name == b"error":
             self._fail("error_event", data.decode(errors="replace"))
@@ -154,11 +186,12 @@ class StreamReader:
             self._fail("error_event", _words(event.error))
             return
         meta = event.meta_info
-        if meta is not None and meta.finish_reason is None and len(self.arrivals) > 1 and not self._ids:
-            # Most events: one more step of a stream whose ids are cumulative, so that the last event has them all.
-            new = self._new_tokens(meta.completion_tokens)
-            if new:
+        if meta is not None and meta.finish_reason is None and len(self.arrivals) > 1:
+            # Most events: one more step. Where ids are cumulative, the last event has them all.
+            if new := self._new_tokens(meta.completion_tokens):
                 self.arrivals.append((arrived_s, new))
+                if self._ids:
+                    self._take_ids(event.output_ids, new, False)
             return
         if meta is None:
             self._fail("malformed", "an event of /generate without meta_info")
@@ -228,6 +261,11 @@ class StreamReader:
             return 0
         self.completion_tokens = completion_tokens
         return new
+
+
+def _is_plain(read: tuple[float, bytes]) -> bool:
+    """Whether a read holds whole events, from the first byte to the last, and each is a JSON object."""
+    return read[1].startswith(_START) and read[1].endswith(_END)
 
 
 def _choice_text(choice: _Choice) -> str:

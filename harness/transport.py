@@ -6,6 +6,7 @@ to a callback. It never looks into the body: events are parsed later, off the ho
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
@@ -37,7 +38,6 @@ class Exchange:
     Attributes:
         due_s: when it was to be sent.
         sent_s: when its last byte was handed to the socket; None until then.
-        last_s: when something last arrived.
         end_s: when the response, or the failure, was complete.
         reads: (time, body bytes) not yet parsed.
         error, detail: class and words of a failure below the API's level.
@@ -51,7 +51,6 @@ class Exchange:
         "due_s",
         "end_s",
         "error",
-        "last_s",
         "planned",
         "reads",
         "sent_s",
@@ -64,7 +63,6 @@ class Exchange:
         self.backlog = backlog
         self.connected_s: float | None = None
         self.sent_s: float | None = None
-        self.last_s = due_s
         self.end_s = 0.0
         self.reads: list[tuple[float, bytes]] = []
         self.status = 0
@@ -74,14 +72,14 @@ class Exchange:
 
     def add(self, now: float, body: bytes) -> None:
         self.reads.append((now, body))
-        self.last_s = now
-        self.backlog.reads += 1
-        self.backlog.unparsed_bytes += len(body) + READ_OVERHEAD_BYTES
+        backlog = self.backlog
+        backlog.reads += 1
+        backlog.unparsed_bytes += len(body) + READ_OVERHEAD_BYTES
 
     def take(self, count: int) -> list[tuple[float, bytes]]:
         """The first `count` unparsed reads, which are the caller's from now on."""
         taken, self.reads = self.reads[:count], self.reads[count:]
-        self.backlog.unparsed_bytes -= sum(len(body) + READ_OVERHEAD_BYTES for _, body in taken)
+        self.backlog.unparsed_bytes -= sum([len(body) for _, body in taken]) + len(taken) * READ_OVERHEAD_BYTES
         return taken
 
 
@@ -118,6 +116,11 @@ def request_url(base: str, path: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UserError(f"{base!r} is no http:// or https:// URL; write it like http://HOST:PORT")
     return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/") + path, "", ""))
+
+
+def untrusted(server: str, error: ssl.SSLCertVerificationError) -> str:
+    """What to tell a person about a certificate."""
+    return f"the certificate of {server} is not trusted: {error.verify_message}; name its CA's file in SSL_CERT_FILE"
 
 
 def needs_aiohttp(url: str) -> bool:

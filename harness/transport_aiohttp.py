@@ -7,11 +7,12 @@ reach the server. Reads whole buffers, never lines: an event may be larger than 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Mapping
 
 import aiohttp
 
-from harness.transport import Done, Exchange, monotonic
+from harness.transport import Done, Exchange, monotonic, untrusted
 
 _READ_BUFFER_BYTES = 1 << 20
 
@@ -60,7 +61,11 @@ class AiohttpTransport:
     async def _run(self, exchange: Exchange, done: Done) -> None:
         try:
             await self._exchange(exchange)
-        except aiohttp.ClientConnectorError as error:
+        except aiohttp.ClientConnectorCertificateError as error:
+            exchange.error, exchange.detail = "connect_failed", str(error)
+            if isinstance(error.certificate_error, ssl.SSLCertVerificationError):
+                exchange.detail = untrusted(f"{error.host}:{error.port}", error.certificate_error)
+        except (aiohttp.ClientConnectorError, aiohttp.ClientHttpProxyError) as error:
             exchange.error, exchange.detail = "connect_failed", str(error)
         except aiohttp.ClientPayloadError as error:
             exchange.error, exchange.detail = "connection_lost", str(error)

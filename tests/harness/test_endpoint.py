@@ -34,6 +34,7 @@ KEYS = (
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """For answers that never come; where one comes, a busy machine may take its time."""
     monkeypatch.setattr(Endpoint.healthy, "__defaults__", (0.2,))
+    monkeypatch.setattr(Endpoint.require_healthy, "__defaults__", (0.2,))
     monkeypatch.setattr(Endpoint._request, "__defaults__", ("GET", None, 0.2, False))
 
 
