@@ -7,7 +7,9 @@ from pathlib import Path
 
 import tuner
 from harness.runfolder import RunFolder
+from harness.sim.preset import DEFAULT_PRESET
 from tests.tuner.service.conftest import Stage
+from tests.tuner.service.page_browser import shown
 from tests.tuner.service.services import TOKEN, serving, simulating
 from tuner.levels import levels
 from tuner.recommend import read
@@ -43,7 +45,7 @@ def test_a_committed_run_is_shown_as_it_was_measured(stage: Stage, tmp_path: Pat
 
 
 def test_a_threshold_reaches_a_live_server(stage: Stage, tmp_path: Path) -> None:
-    """Register a server, set a threshold, read it back; the card follows by itself. Then remove the server."""
+    """Register a server, set a threshold, read it back; the card follows by itself, and says that it is simulated."""
 
     async def scenario() -> None:
         async with simulating() as url, serving(tmp_path) as (_, client):
@@ -54,7 +56,7 @@ def test_a_threshold_reaches_a_live_server(stage: Stage, tmp_path: Path) -> None
             await page.press("Tab")
             await page.type(url)
             await page.press("Enter")
-            await page.until("document.querySelector('[data-server=box][data-state=up]')")
+            await page.until("document.querySelector('[data-server=box][data-state=up] .badge.simulated')")
             await page.go("#/servers/box")
             await page.click("#hand-threshold")
             await page.type("31")
@@ -68,6 +70,20 @@ def test_a_threshold_reaches_a_live_server(stage: Stage, tmp_path: Path) -> None
             await page.click("section:last-of-type button")
             await page.click("#dialog button.main")
             await page.see("No server is registered yet.")
+            assert page.problems == []
+
+    stage.runner.run(scenario())
+
+
+def test_the_presets_are_offered(stage: Stage, tmp_path: Path) -> None:
+    """A sweep on simulated servers offers what the service can simulate, the usual one first chosen."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as (_, client):
+            page = await stage.browser.open(str(client.make_url("/#/start")))
+            await page.settled()
+            assert DEFAULT_PRESET in await page.evaluate(shown("#preset option"))
+            assert await page.evaluate("document.getElementById('preset').value") == DEFAULT_PRESET
             assert page.problems == []
 
     stage.runner.run(scenario())

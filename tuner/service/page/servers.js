@@ -72,7 +72,7 @@ export async function server(root, signal, name) {
     const move = JSON.stringify(now.autopilot?.last_move ?? null);
     if (move === lastMove) return;
     lastMove = move;
-    await drawAudit(audit, name, signal);
+    await drawAudit(audit, pilot.node, name, signal);
   };
   follow(["server"], signal, draw);
   await draw("server", null);
@@ -80,7 +80,7 @@ export async function server(root, signal, name) {
 
 /** A threshold that a person knows better: the same question and read-back as for a recommendation. */
 function byHand(name) {
-  const field = input("hand-threshold", "Threshold", { type: "number", min: 0, max: 4096, placeholder: "never disable" }, "largest decode batch that speculates; 0 never speculates, empty never disables");
+  const field = input("hand-threshold", "Threshold", { type: "number", min: 0, max: 4096, placeholder: "never disable" });
   const problem = h("div", { "aria-live": "polite" });
   const form = h("form", { class: "line" }, field.node, h("button", { type: "submit" }, "Set …"));
   form.addEventListener("submit", (event) => {
@@ -88,12 +88,16 @@ function byHand(name) {
     const wanted = field.field.value === "" ? null : Number(field.field.value);
     ask({ threshold: wanted }, { threshold: wanted }, name, problem);
   });
-  return h("section", {}, h("h2", {}, "Set by hand"), form, problem);
+  const meaning = h("p", { class: "dim" }, "The largest decode batch that speculates: 0 never speculates, an empty field never disables.");
+  return h("section", {}, h("h2", {}, "Set by hand"), form, meaning, problem);
 }
 
-async function drawAudit(audit, name, signal) {
+/** The log of moves; a service that has no autopilot says so there, and shows no switch for one. */
+async function drawAudit(audit, pilot, name, signal) {
   const { moves } = await get("servers", name, "audit").catch((error) => ({ moves: error }));
-  if (!signal.aborted) replace(audit, auditTable(moves));
+  if (signal.aborted) return;
+  pilot.hidden = moves.status === 501;
+  replace(audit, pilot.hidden ? h("p", { class: "dim" }, moves.message) : auditTable(moves));
 }
 
 // ---- a server's card
