@@ -21,7 +21,6 @@ from pairs.llama import Llama, Shape, aux_layers, heads_of, mlp, rms_norm, rotar
 from pairs.weights import Weights, read_weights, write_weights
 
 LAYER = "midlayer."
-NEW_WEIGHT_STD = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +51,23 @@ class Step:
     values: tuple[Tensor, ...]
 
 
-def start(target: Llama, vocabulary: Tensor, seed: int) -> Draft:
-    """A draft to train: a copy of the target's last layer that passes the highest captured stream on.
+def start(target: Llama, vocabulary: Tensor) -> Draft:
+    """A draft to train: the target's last layer, which is handed the highest captured stream and nothing else yet.
 
-    From random weights the first thousand steps would be spent on finding the same.
+    What is to be learned starts at zero: the streams of a trained model hold values in the hundreds, and small random
+    weights on them would drown what the copied layer knows.
     """
     shape, source = target.shape, target.weights
-    random = torch.Generator().manual_seed(seed)
     last = f"model.layers.{shape.layers - 1}."
-
-    def noise(*size: int) -> Tensor:
-        return (torch.randn(*size, generator=random) * NEW_WEIGHT_STD).to(source["model.norm.weight"].device)
 
     def copied(name: str) -> Tensor:
         return source[last + name].float().clone()
 
-    fuse = noise(shape.hidden, 3 * shape.hidden)
-    fuse[:, -shape.hidden :] += torch.eye(shape.hidden, device=fuse.device)
-    weights = {"fc.weight": fuse}
+    own_stream = torch.eye(shape.hidden, device=target.embedding.device)
+    weights = {"fc.weight": torch.cat([own_stream.new_zeros(shape.hidden, 2 * shape.hidden), own_stream], dim=1)}
     for name in ("q", "k", "v"):
         own = copied(f"self_attn.{name}_proj.weight")
-        weights[f"{LAYER}self_attn.{name}_proj.weight"] = torch.cat([noise(*own.shape), own], dim=1)
+        weights[f"{LAYER}self_attn.{name}_proj.weight"] = torch.cat([torch.zeros_like(own), own], dim=1)
     for name in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_attention_layernorm"):
         weights[f"{LAYER}{name}.weight"] = copied(f"{name}.weight")
     weights[f"{LAYER}hidden_norm.weight"] = copied("input_layernorm.weight")

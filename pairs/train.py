@@ -80,7 +80,7 @@ def train(target_folder: Path, out: Path, settings: Settings, device: str) -> di
     _same_settings(out, settings)
     target = llama.load(target_folder, device, torch.bfloat16 if device == "cuda" else torch.float32)
     known, held_out = _answers(target, target_folder, out, settings, device)
-    begun = draft.start(target, vocabulary(known, target, settings.draft_vocab), settings.seed)
+    begun = draft.start(target, vocabulary(known, target, settings.draft_vocab))
     trained = _fit(begun, target, known, out / "checkpoint.pt", settings)
     found = accept.by_answer(trained, _in_float32(target), held_out, settings.chain, EVALUATION_BATCH)
     if not (out / "draft").exists():

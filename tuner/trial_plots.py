@@ -97,4 +97,4 @@ def _legend(made: Figure, tried: tuple[Trial, ...]) -> None:
         made.axes[0].plot([], [], "o", color=COLOURS.get(source, LOOKS["dynamic"].colour), label=label)
     if any(not trial.feasible for trial in tried):
         made.axes[0].plot([], [], "o", color=INK, markerfacecolor="white", label="breaks the latency constraint")
-    made.axes[0].legend(loc="lower left", ncols=2)
+    made.axes[0].legend(loc="best", ncols=2)

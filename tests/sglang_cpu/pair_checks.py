@@ -254,10 +254,10 @@ def an_unknown_model_is_refused(folder: Path) -> None:
     assert not (folder / "other").exists()
 
 
-def make_draft(target: Llama, steps: int = 0, seed: int = 0) -> Draft:
+def make_draft(target: Llama, seed: int = 0) -> Draft:
     """A draft with random weights, over a third of the vocabulary."""
     chosen = torch.tensor(sorted(random.Random(seed).sample(range(3, models.VOCAB), 170)))
-    begun = draft.start(target, chosen, seed)
+    begun = draft.start(target, chosen)
     torch.manual_seed(seed)
     return replace(begun, weights={n: (t + 0.05 * torch.randn_like(t)).detach() for n, t in begun.weights.items()})
 
@@ -315,7 +315,7 @@ def acceptance_is_that_of_a_server(folder: Path) -> None:
 
 
 def _trained(target: Llama, known: list[Answer], steps: int = 60) -> Draft:
-    begun = draft.start(target, train.vocabulary(known, target, 300), 1)
+    begun = draft.start(target, train.vocabulary(known, target, 300))
     optimiser = torch.optim.AdamW(begun.weights.values(), lr=3e-3)
     order = train.batches(known, 6, 1)
     seen = train.watch(target)
@@ -343,7 +343,7 @@ def training_goes_on_and_exports(folder: Path) -> None:
         torch.testing.assert_close(parts[name], tensor, atol=0, rtol=0)
 
     known = answers.read(folder / "whole" / "answers" / "train")
-    begun = draft.start(target, train.vocabulary(known, target, TINY.draft_vocab), TINY.seed)
+    begun = draft.start(target, train.vocabulary(known, target, TINY.draft_vocab))
     loaded = draft.load(folder / "whole" / "draft", target, "cpu")
     with torch.no_grad():
         before, after = (
