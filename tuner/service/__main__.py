@@ -71,6 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line; exit code 2 on bad input."""
     given = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    # What handlers fail of is logged by app.py; this one writes a traceback for each request that is no HTTP.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     try:
         entrance = door(given.host, os.environ.pop(TOKEN, None), given.public_name)
         results = Path(given.results).resolve()

@@ -30,6 +30,7 @@ PAGE_POLICY = (
     " connect-src 'self'; frame-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self';"
     " frame-ancestors 'none'"
 )
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _SAFE = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
@@ -87,7 +88,8 @@ def _guarded(service: Service, spoke: Callable[[web.BaseRequest], None]) -> Any:
 
 def _count(service: Service, request: web.Request, response: web.StreamResponse, seconds: float) -> None:
     template = _template(request)
-    service.figures.requests.labels(request.method, template, response.status).inc()
+    method = request.method if request.method in _METHODS else "other"  # whatever word somebody sends
+    service.figures.requests.labels(method, template, response.status).inc()
     if template != f"{V1}/events":
         service.figures.request_s.observe(seconds)
 
@@ -121,6 +123,7 @@ def _said(status: int, text: str, allow: str | None = None) -> web.Response:
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     for name, value in _SAFE.items():
         response.headers.setdefault(name, value)
+    response.headers["Server"] = "SpecPivot"
     if response.content_type == "text/html":
         response.headers.setdefault("Content-Security-Policy", PAGE_POLICY)
 
