@@ -11,7 +11,13 @@ import { follow, known } from "./store.js";
 export function applyForm(run, found, signal) {
   const { node, field } = select("apply-server", "Server", []);
   const problem = h("div", { "aria-live": "polite" });
-  const none = h("p", { class: "dim" }, "No server is registered: add one under ", h("a", { href: "#/servers" }, "Servers"), ".");
+  const none = h(
+    "p",
+    { class: "dim" },
+    "No server is registered: add one under ",
+    h("a", { href: "#/servers" }, "Servers"),
+    ".",
+  );
   const button = h("button", { type: "button", class: "main" }, "Apply …");
   const line = h("div", { class: "line" }, node, button);
   const draw = () => {
@@ -33,7 +39,16 @@ function offer(field) {
   if (field.dataset.offered === offered) return;
   field.dataset.offered = offered;
   const chosen = field.value;
-  replace(field, servers.map(({ name, state: now }) => h("option", { value: name, disabled: now !== "up", selected: now === "up" && name === chosen }, now === "up" ? name : `${name} (${now})`)));
+  replace(
+    field,
+    servers.map(({ name, state: now }) =>
+      h(
+        "option",
+        { value: name, disabled: now !== "up", selected: now === "up" && name === chosen },
+        now === "up" ? name : `${name} (${now})`,
+      ),
+    ),
+  );
 }
 
 /**
@@ -50,14 +65,25 @@ export async function ask(body, found, name, problem) {
   if (!server) return replace(problem, h("p", { class: "failed", role: "alert" }, `${name} is no longer registered.`));
   return confirm({
     title: `Change ${name}?`,
-    body: [changes(server, found), h("p", {}, `It takes effect at once, on live traffic at ${server.url}.`), simulatedWarning(found)],
+    body: [
+      changes(server, found),
+      h("p", {}, `It takes effect at once, on live traffic at ${server.url}.`),
+      simulatedWarning(found),
+    ],
     verb: `Apply to ${name}`,
     act: async () => outcome(name, await post(["servers", name, "apply"], body)),
   });
 }
 
 function simulatedWarning(found) {
-  return found.source === "simulated" ? h("p", { class: "banner" }, h("strong", {}, "SIMULATED."), " This recommendation was not measured on any real server.") : null;
+  return found.source === "simulated"
+    ? h(
+        "p",
+        { class: "banner" },
+        h("strong", {}, "SIMULATED."),
+        " This recommendation was not measured on any real server.",
+      )
+    : null;
 }
 
 function changes(server, found) {
@@ -66,8 +92,26 @@ function changes(server, found) {
     rows.push(["resumes at", String(server.resume_at ?? "–"), String(found.resume_at)]);
     rows.push(["stays off at least", steps(server.min_dwell), steps(found.min_dwell_steps)]);
   }
-  return h("table", { class: "changes" }, h("thead", {}, h("tr", {}, ["", "now", "new"].map((head) => h("th", { scope: "col" }, head)))),
-    h("tbody", {}, rows.map(([what, old, new_]) => h("tr", {}, h("th", { scope: "row" }, what), h("td", { class: "old" }, old), h("td", { class: "new" }, new_)))));
+  return h(
+    "table",
+    { class: "changes" },
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        ["", "now", "new"].map((head) => h("th", { scope: "col" }, head)),
+      ),
+    ),
+    h(
+      "tbody",
+      {},
+      rows.map(([what, old, new_]) =>
+        h("tr", {}, h("th", { scope: "row" }, what), h("td", { class: "old" }, old), h("td", { class: "new" }, new_)),
+      ),
+    ),
+  );
 }
 
 const steps = (count) => (count === null || count === undefined ? "–" : `${count} steps`);
@@ -76,6 +120,19 @@ const steps = (count) => (count === null || count === undefined ? "–" : `${cou
 function outcome(name, { read_back: back, agrees }) {
   const verdict = agrees
     ? h("p", { class: "good" }, state("agrees", "Agrees."), ` ${name} reads back what was asked.`)
-    : h("p", { class: "failed" }, state("differs", "Does NOT agree."), ` ${name} reads back something else${back?.last_error ? `: ${back.last_error}` : "."}`);
-  return [verdict, facts([["threshold", threshold(back?.threshold)], ["resumes at", back?.resume_at ?? "–"], ["stays off at least", steps(back?.min_dwell)], ["policy", back?.policy_id ?? "–"]])];
+    : h(
+        "p",
+        { class: "failed" },
+        state("differs", "Does NOT agree."),
+        ` ${name} reads back something else${back?.last_error ? `: ${back.last_error}` : "."}`,
+      );
+  return [
+    verdict,
+    facts([
+      ["threshold", threshold(back?.threshold)],
+      ["resumes at", back?.resume_at ?? "–"],
+      ["stays off at least", steps(back?.min_dwell)],
+      ["policy", back?.policy_id ?? "–"],
+    ]),
+  ];
 }

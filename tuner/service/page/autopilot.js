@@ -7,7 +7,11 @@ import { moment, span, threshold } from "./format.js";
 import { input, oneOf } from "./parts.js";
 import { known, learn } from "./store.js";
 
-const MODES = [["off", "off"], ["dry_run", "dry run"], ["on", "on"]];
+const MODES = [
+  ["off", "off"],
+  ["dry_run", "dry run"],
+  ["on", "on"],
+];
 const MEANING = {
   off: "The threshold stays where it was set.",
   dry_run: "It watches the live traffic and logs what it would do. Nothing is changed.",
@@ -26,7 +30,10 @@ export function autopilot(name) {
   const form = h("form", { class: "line" }, mode.node, low.node, high.node, button);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    const wanted = { state: mode.value(), bounds: [Number(low.field.value), high.field.value === "" ? null : Number(high.field.value)] };
+    const wanted = {
+      state: mode.value(),
+      bounds: [Number(low.field.value), high.field.value === "" ? null : Number(high.field.value)],
+    };
     submit(name, wanted, button, problem);
   });
   const seen = { text: null };
@@ -49,7 +56,8 @@ function show(now, { mode, low, high, meaning }) {
 
 function submit(name, wanted, button, problem) {
   const [low, high] = wanted.bounds;
-  if (high !== null && low > high) return replace(problem, failed(new Error("The lowest threshold lies above the highest.")));
+  if (high !== null && low > high)
+    return replace(problem, failed(new Error("The lowest threshold lies above the highest.")));
   const set = async () => {
     const answer = await post(["servers", name, "autopilot"], wanted);
     if (answer?.name === name) learn("server", answer);
@@ -58,20 +66,36 @@ function submit(name, wanted, button, problem) {
   replace(problem);
   return confirm({
     title: `Let the autopilot set ${name}?`,
-    body: [h("p", {}, `It will move the threshold between ${low} and ${high ?? "never disabling"} on live traffic, by itself.`),
-      h("p", {}, `Now: threshold ${threshold(known.server.get(name)?.threshold)}.`)],
+    body: [
+      h(
+        "p",
+        {},
+        `It will move the threshold between ${low} and ${high ?? "never disabling"} on live traffic, by itself.`,
+      ),
+      h("p", {}, `Now: threshold ${threshold(known.server.get(name)?.threshold)}.`),
+    ],
     verb: "Switch it on",
     act: set,
   });
 }
 
-const lastMove = (move) => (move ? `Last move: ${threshold(move.from)} → ${threshold(move.to)} at ${moment(move.at_s)}: ${move.reason}` : "It has not moved yet.");
+const lastMove = (move) =>
+  move
+    ? `Last move: ${threshold(move.from)} → ${threshold(move.to)} at ${moment(move.at_s)}: ${move.reason}`
+    : "It has not moved yet.";
 
 /** The audit log, latest first; `moves` may be the error that came in its place. */
 export function auditTable(moves) {
   if (moves instanceof Error) return failed(moves);
   if (!moves.length) return h("p", { class: "dim" }, "No moves yet.");
-  const rows = [...moves].sort((a, b) => b.at_s - a.at_s).map((move) => [moment(move.at_s), `${threshold(move.from)} → ${threshold(move.to)}`,
-    move.interval ? span(move.interval[0], move.interval[1]) : "–", move.dry_run ? "dry run: not done" : "done", move.reason]);
+  const rows = [...moves]
+    .sort((a, b) => b.at_s - a.at_s)
+    .map((move) => [
+      moment(move.at_s),
+      `${threshold(move.from)} → ${threshold(move.to)}`,
+      move.interval ? span(move.interval[0], move.interval[1]) : "–",
+      move.dry_run ? "dry run: not done" : "done",
+      move.reason,
+    ]);
   return table("Moves", ["at", "threshold", "90 % interval", "", "reason"], rows);
 }

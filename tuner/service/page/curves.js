@@ -17,14 +17,25 @@ const BATCH = "mean decode batch, requests";
 export function curves(found) {
   const all = arranged(found);
   if (!all.order.length) return { node: h("p", { class: "dim" }, "No usable point yet."), update: () => false };
-  const made = [throughput(all), fixed("Time per output token", tpot, all), fixed("Throughput against user speed", userSpeed, all)];
+  const made = [
+    throughput(all),
+    fixed("Time per output token", tpot, all),
+    fixed("Throughput against user speed", userSpeed, all),
+  ];
   const update = (next) => {
     const now = arranged(next);
     if (kind(now) !== kind(all)) return false;
     made.forEach((one) => one?.update(now));
     return true;
   };
-  return { node: h("div", { class: "plots" }, made.map((one) => one?.node)), update };
+  return {
+    node: h(
+      "div",
+      { class: "plots" },
+      made.map((one) => one?.node),
+    ),
+    update,
+  };
 }
 
 function arranged(found) {
@@ -36,13 +47,17 @@ function arranged(found) {
 const kind = (all) => JSON.stringify([all.order, Boolean(tpot(all)), Boolean(userSpeed(all))]);
 
 /** What others are compared with: stock SGLang where it was measured. */
-const reference = (variants) => ["baseline", "baseline_no_overlap", "forced_off"].find((name) => variants.includes(name)) ?? null;
+const reference = (variants) =>
+  ["baseline", "baseline_no_overlap", "forced_off"].find((name) => variants.includes(name)) ?? null;
 
 function fixed(title, specify, all) {
   const spec = specify(all);
   if (!spec) return null;
   const made = chart(spec);
-  return { node: h("figure", {}, h("figcaption", {}, h("h3", {}, title)), made.node), update: (now) => made.update(specify(now)) };
+  return {
+    node: h("figure", {}, h("figcaption", {}, h("h3", {}, title)), made.node),
+    update: (now) => made.update(specify(now)),
+  };
 }
 
 function throughput(first) {
@@ -53,7 +68,16 @@ function throughput(first) {
     chosen[axis] = value;
     made.update(rates(all, chosen));
   };
-  const x = oneOf("axis-x", "against", [["concurrency", "concurrency"], ["batch", "decode batch"]], "concurrency", turn("x"));
+  const x = oneOf(
+    "axis-x",
+    "against",
+    [
+      ["concurrency", "concurrency"],
+      ["batch", "decode batch"],
+    ],
+    "concurrency",
+    turn("x"),
+  );
   const share = all.reference && all.order.length > 1 ? [["share", `relative to ${look(all.reference).label}`]] : [];
   const y = oneOf("axis-y", "in", [["rate", "tokens/s"], ...share], "rate", turn("y"));
   const update = (now) => {
@@ -73,30 +97,70 @@ function rates(all, { x, y }) {
     low: over(level.tok_per_s_low, scale(level)),
     high: over(level.tok_per_s_high, scale(level)),
   }));
-  const axis = y === "share"
-    ? { label: `throughput relative to ${look(all.reference).label}`, unit: "times", say: (value) => number(value, 3), scale: linearScale([...values(lines, "y"), 1.1]) }
-    : { label: "output tokens per second", unit: "tokens/s", say: (value) => figure(value), scale: logScale(values(lines, "y")) };
+  const axis =
+    y === "share"
+      ? {
+          label: `throughput relative to ${look(all.reference).label}`,
+          unit: "times",
+          say: (value) => number(value, 3),
+          scale: linearScale([...values(lines, "y"), 1.1]),
+        }
+      : {
+          label: "output tokens per second",
+          unit: "tokens/s",
+          say: (value) => figure(value),
+          scale: logScale(values(lines, "y")),
+        };
   return { ...common(all, "Output throughput"), x: across(lines, x), y: axis, lines, band: band(all, x) };
 }
 
 const over = (value, divisor) => (value === null || value === undefined ? null : value / divisor);
 
 function tpot(all) {
-  const lines = linesOf(all, (level) => level.tpot_s && { x: level.concurrency, y: 1000 * level.tpot_s, low: over(level.tpot_s_low, 0.001), high: over(level.tpot_s_high, 0.001) });
+  const lines = linesOf(
+    all,
+    (level) =>
+      level.tpot_s && {
+        x: level.concurrency,
+        y: 1000 * level.tpot_s,
+        low: over(level.tpot_s_low, 0.001),
+        high: over(level.tpot_s_high, 0.001),
+      },
+  );
   if (!lines.length) return null;
-  const y = { label: "milliseconds per token, median request", unit: "ms per token", say: (value) => figure(value), scale: linearScale(values(lines, "y")) };
-  return { ...common(all, "Time per output token"), x: across(lines, "concurrency"), y, lines, band: band(all, "concurrency") };
+  const y = {
+    label: "milliseconds per token, median request",
+    unit: "ms per token",
+    say: (value) => figure(value),
+    scale: linearScale(values(lines, "y")),
+  };
+  return {
+    ...common(all, "Time per output token"),
+    x: across(lines, "concurrency"),
+    y,
+    lines,
+    band: band(all, "concurrency"),
+  };
 }
 
 function userSpeed(all) {
   const speed = (level) => level.user_tok_per_s ?? (level.tpot_s ? 1 / level.tpot_s : null);
-  const lines = linesOf(all, (level) => speed(level) && { x: speed(level), y: level.tok_per_s, low: level.tok_per_s_low, high: level.tok_per_s_high });
+  const lines = linesOf(
+    all,
+    (level) =>
+      speed(level) && { x: speed(level), y: level.tok_per_s, low: level.tok_per_s_low, high: level.tok_per_s_high },
+  );
   if (!lines.length) return null;
   const x = { label: "tokens per second, one user (at points: concurrency)", scale: linearScale(values(lines, "x")) };
   // Where both named curves turn upwards they part to these sides.
   const sides = { [all.reference]: "left", eagle3: "right" };
   const named = lines.map((line) => ({ ...line, names: sides[line.variant] }));
-  const y = { label: "output tokens per second, whole server", unit: "tokens/s", say: (value) => figure(value), scale: logScale(values(lines, "y")) };
+  const y = {
+    label: "output tokens per second, whole server",
+    unit: "tokens/s",
+    say: (value) => figure(value),
+    scale: logScale(values(lines, "y")),
+  };
   return { ...common(all, "Throughput against user speed"), x, y, lines: named, band: null, scatter: true };
 }
 
@@ -110,7 +174,9 @@ function common(all, title) {
 function linesOf(all, place) {
   const lines = all.order.map((variant) => ({
     variant,
-    points: all.variants[variant].map((level) => ({ level: level.concurrency, ...(place(level) || { y: NaN }) })).filter((point) => point.x > 0 && point.y > 0 && point.y < Infinity),
+    points: all.variants[variant]
+      .map((level) => ({ level: level.concurrency, ...(place(level) || { y: NaN }) }))
+      .filter((point) => point.x > 0 && point.y > 0 && point.y < Infinity),
   }));
   return lines.filter((line) => line.points.length);
 }
@@ -119,7 +185,9 @@ const values = (lines, axis) => lines.flatMap((line) => line.points.map((point) 
 
 function across(lines, x) {
   const found = values(lines, "x");
-  return x === "batch" ? { label: BATCH, scale: log2Scale(found, powersOfTwo(found)) } : { label: CONCURRENCY, scale: log2Scale(found, found) };
+  return x === "batch"
+    ? { label: BATCH, scale: log2Scale(found, powersOfTwo(found)) }
+    : { label: CONCURRENCY, scale: log2Scale(found, found) };
 }
 
 // ---- the pivot
@@ -135,14 +203,18 @@ function batchOf(all) {
 }
 
 /** Where no level lies on the other side of the pivot. */
-const ONE_SIDED = { always_on: "no pivot up to the largest level: always pays", always_off: "no pivot down to the smallest level: never pays" };
+const ONE_SIDED = {
+  always_on: "no pivot up to the largest level: always pays",
+  always_off: "no pivot down to the smallest level: never pays",
+};
 
 /** The pivot in units of the x axis. It is known over the decode batch; against concurrency it moves with the load. */
 function band(all, x) {
   const { pivot } = all;
   if (!pivot) return null;
   const batches = batchOf(all);
-  if (Object.hasOwn(ONE_SIDED, pivot.shape)) return { words: `${ONE_SIDED[pivot.shape]} (90 %: ${span(pivot.low, pivot.high)})` };
+  if (Object.hasOwn(ONE_SIDED, pivot.shape))
+    return { words: `${ONE_SIDED[pivot.shape]} (90 %: ${span(pivot.low, pivot.high)})` };
   const place = x === "batch" ? (batch) => batch : (batch) => toConcurrency(batches, batch);
   const [first, last] = [Math.min(...batches.values()), Math.max(...batches.values())];
   return {

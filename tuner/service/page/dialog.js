@@ -20,7 +20,10 @@ function askForToken() {
     const keepOpen = (event) => event.preventDefault();
     const tryIt = async (event) => {
       event.preventDefault();
-      const why = await logIn(field.value).then((ok) => (ok ? null : "This token is wrong."), (error) => error.message);
+      const why = await logIn(field.value).then(
+        (ok) => (ok ? null : "This token is wrong."),
+        (error) => error.message,
+      );
       if (why !== null) return refuse(problem, field, why);
       form.removeEventListener("submit", tryIt);
       dialog.removeEventListener("cancel", keepOpen);

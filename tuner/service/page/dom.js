@@ -21,7 +21,9 @@ function filled(element, attributes, children) {
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return element;
 }
 
@@ -56,22 +58,41 @@ export function keyed(container, make) {
       if (!known.has(key)) known.set(key, make(item));
       const entry = known.get(key);
       entry.update(item);
-      if (container.children[place] !== entry.node) container.insertBefore(entry.node, container.children[place] ?? null);
+      if (container.children[place] !== entry.node)
+        container.insertBefore(entry.node, container.children[place] ?? null);
     });
   };
 }
 
 /** A table that scrolls by itself where it is too wide. Cells are text or nodes; numbers are set right. */
 export function table(label, heads, rows) {
-  const head = h("tr", {}, heads.map((name) => h("th", { scope: "col", class: numeric(name) }, plain(name))));
-  return h("div", { class: "scroll", role: "region", "aria-label": label, tabindex: 0 },
-    h("table", {}, h("thead", {}, head), h("tbody", {}, rows.map((cells) => row(heads, cells)))));
+  const head = h(
+    "tr",
+    {},
+    heads.map((name) => h("th", { scope: "col", class: numeric(name) }, plain(name))),
+  );
+  return h(
+    "div",
+    { class: "scroll", role: "region", "aria-label": label, tabindex: 0 },
+    h(
+      "table",
+      {},
+      h("thead", {}, head),
+      h(
+        "tbody",
+        {},
+        rows.map((cells) => row(heads, cells)),
+      ),
+    ),
+  );
 }
 
 function row(heads, cells) {
-  return h("tr", {}, cells.map((cell, i) => i === 0
-    ? h("th", { scope: "row" }, cell)
-    : h("td", { class: numeric(heads[i]) }, cell)));
+  return h(
+    "tr",
+    {},
+    cells.map((cell, i) => (i === 0 ? h("th", { scope: "row" }, cell) : h("td", { class: numeric(heads[i]) }, cell))),
+  );
 }
 
 /** Heads that begin with "#" stand over numbers. */
@@ -80,7 +101,11 @@ const plain = (head) => head.replace(/^#/, "");
 
 /** Facts as a list of terms and values. */
 export function facts(pairs) {
-  return h("dl", { class: "facts" }, pairs.map(([term, value]) => h("div", {}, h("dt", {}, term), h("dd", {}, value))));
+  return h(
+    "dl",
+    { class: "facts" },
+    pairs.map(([term, value]) => h("div", {}, h("dt", {}, term), h("dd", {}, value))),
+  );
 }
 
 /** A line that says what went wrong, announced at once. */

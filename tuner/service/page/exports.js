@@ -4,7 +4,13 @@ import { call, path } from "./api.js";
 import { failed, h, put, replace } from "./dom.js";
 import { select } from "./parts.js";
 
-const FORMATS = [["sglang", "flags of python -m patched_worker"], ["json", "recommendation.json"], ["sglang-adaptive", "SGLang's own adaptive config"], ["vllm", "vLLM speculative config"], ["trtllm", "TensorRT-LLM config"]];
+const FORMATS = [
+  ["sglang", "flags of python -m patched_worker"],
+  ["json", "recommendation.json"],
+  ["sglang-adaptive", "SGLang's own adaptive config"],
+  ["vllm", "vLLM speculative config"],
+  ["trtllm", "TensorRT-LLM config"],
+];
 
 /** Choose a format, read it, copy it; the first text is there already. */
 export async function exportForm(run) {
@@ -17,7 +23,14 @@ export async function exportForm(run) {
   field.addEventListener("change", draw);
   copy.addEventListener("click", async () => put(said, await copied(text)));
   await draw();
-  return h("div", { class: "export" }, h("h3", {}, "Export"), h("div", { class: "line" }, node, copy, said), text, notes);
+  return h(
+    "div",
+    { class: "export" },
+    h("h3", {}, "Export"),
+    h("div", { class: "line" }, node, copy, said),
+    text,
+    notes,
+  );
 }
 
 async function fill(run, format, text, notes, copy, said) {
@@ -26,7 +39,10 @@ async function fill(run, format, text, notes, copy, said) {
     const found = await call("GET", `${path("runs", run, "export")}?format=${encodeURIComponent(format)}`);
     put(text, found.text);
     text.hidden = copy.disabled = false;
-    replace(notes, (found.notes ?? []).map((note) => h("p", { class: "dim" }, note)));
+    replace(
+      notes,
+      (found.notes ?? []).map((note) => h("p", { class: "dim" }, note)),
+    );
   } catch (error) {
     text.hidden = copy.disabled = true;
     replace(notes, failed(error));

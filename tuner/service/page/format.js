@@ -19,7 +19,8 @@ export function figure(value) {
 export const ms = (seconds) => (seconds === null || seconds === undefined ? NONE : `${figure(1000 * seconds)} ms`);
 
 /** A share in percent. */
-export const percent = (share, decimals = 1) => (share === null || share === undefined ? NONE : `${number(100 * share, decimals)} %`);
+export const percent = (share, decimals = 1) =>
+  share === null || share === undefined ? NONE : `${number(100 * share, decimals)} %`;
 
 /** How long: 42 s, 3 min, 1 h 20 min. */
 export function duration(seconds) {
@@ -35,12 +36,15 @@ export function when(seconds) {
   if (seconds === null || seconds === undefined) return NONE;
   const at = new Date(1000 * seconds);
   const two = (part) => String(part).padStart(2, "0");
-  return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${two(at.getHours())}:${two(at.getMinutes())}`;
+  const day = `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+  return `${day} ${two(at.getHours())}:${two(at.getMinutes())}`;
 }
 
 /** The same with seconds, for things that follow closely on one another. */
 export function moment(seconds) {
-  return seconds === null || seconds === undefined ? NONE : `${when(seconds)}:${String(new Date(1000 * seconds).getSeconds()).padStart(2, "0")}`;
+  return seconds === null || seconds === undefined
+    ? NONE
+    : `${when(seconds)}:${String(new Date(1000 * seconds).getSeconds()).padStart(2, "0")}`;
 }
 
 /** A threshold in words: the largest decode batch that still speculates. */
@@ -61,12 +65,15 @@ export function span(low, high) {
 }
 
 /** The shape of a pivot in words. */
-export const shape = (name) => ({
-  crossover: "pays up to the pivot",
-  always_on: "always pays",
-  always_off: "never pays",
-  not_monotone: "no single pivot",
-})[name] ?? name ?? "";
+export const shape = (name) =>
+  ({
+    crossover: "pays up to the pivot",
+    always_on: "always pays",
+    always_off: "never pays",
+    not_monotone: "no single pivot",
+  })[name] ??
+  name ??
+  "";
 
 /** Progress in words: 12 of 36 points, about 4 min left. */
 export function progress(job) {

@@ -13,7 +13,13 @@ const LINES = 300;
 export function jobCards(wanted) {
   const node = h("div", { class: "cards jobs" });
   const list = keyed(node, card);
-  const draw = () => list([...known.job.values()].filter(wanted).sort((a, b) => b.created_s - a.created_s).map((job) => [job.id, job]));
+  const draw = () =>
+    list(
+      [...known.job.values()]
+        .filter(wanted)
+        .sort((a, b) => b.created_s - a.created_s)
+        .map((job) => [job.id, job]),
+    );
   return { node, draw };
 }
 
@@ -23,14 +29,28 @@ function card(job) {
   const standing = h("span");
   const message = h("p", { class: "message" });
   const doing = actions(job.id);
-  const node = h("article", { class: "card job", "data-job": job.id },
-    h("div", { class: "line" }, h("strong", {}, h("a", { href: to("jobs", job.id) }, `${job.kind} of ${job.run ?? "a new run"}`)), standing, h("span", { class: "dim" }, target(job)), doing.node),
-    h("div", { class: "line" }, bar, words), message);
+  const node = h(
+    "article",
+    { class: "card job", "data-job": job.id },
+    h(
+      "div",
+      { class: "line" },
+      h("strong", {}, h("a", { href: to("jobs", job.id) }, `${job.kind} of ${job.run ?? "a new run"}`)),
+      standing,
+      h("span", { class: "dim" }, target(job)),
+      doing.node,
+    ),
+    h("div", { class: "line" }, bar, words),
+    message,
+  );
   return { node, update: (now) => fill(now, { bar, words, standing, message, doing }) };
 }
 
 /** What a job works on. */
-const target = (job) => (!job.server || job.server.startsWith("sim:") ? `on simulated servers ${(job.server ?? "").slice(4)}` : `on ${job.server}`);
+const target = (job) =>
+  !job.server || job.server.startsWith("sim:")
+    ? `on simulated servers ${(job.server ?? "").slice(4)}`
+    : `on ${job.server}`;
 
 function fill(job, { bar, words, standing, message, doing }) {
   replace(standing, state(job.state));
@@ -50,13 +70,15 @@ function actions(id) {
   const problem = h("span", { "aria-live": "polite" });
   const cancel = h("button", { type: "button" }, "Cancel …");
   const resume = h("button", { type: "button" }, "Resume");
-  cancel.addEventListener("click", () => confirm({
-    title: `Cancel ${known.job.get(id)?.run ?? id}?`,
-    body: h("p", {}, "What was measured so far is kept, and the run can be resumed."),
-    verb: "Cancel the job",
-    grave: true,
-    act: async () => taken(await post(["jobs", id, "cancel"])),
-  }));
+  cancel.addEventListener("click", () =>
+    confirm({
+      title: `Cancel ${known.job.get(id)?.run ?? id}?`,
+      body: h("p", {}, "What was measured so far is kept, and the run can be resumed."),
+      verb: "Cancel the job",
+      grave: true,
+      act: async () => taken(await post(["jobs", id, "cancel"])),
+    }),
+  );
   resume.addEventListener("click", () => busy(resume, problem, async () => taken(await post(["jobs", id, "resume"]))));
   const update = (job) => {
     cancel.hidden = job.state !== "running";
@@ -77,7 +99,18 @@ export async function jobs(root, signal) {
   if (signal.aborted) return;
   const [running, ended] = [jobCards((job) => job.state === "running"), jobCards((job) => job.state !== "running")];
   const none = h("p", { class: "dim" }, "Nothing was started from here yet.");
-  replace(root, h("div", { class: "head" }, h("h1", {}, "Jobs"), h("a", { class: "button", href: to("start") }, "Start a sweep or a tuning")), running.node, ended.node, none);
+  replace(
+    root,
+    h(
+      "div",
+      { class: "head" },
+      h("h1", {}, "Jobs"),
+      h("a", { class: "button", href: to("start") }, "Start a sweep or a tuning"),
+    ),
+    running.node,
+    ended.node,
+    none,
+  );
   const draw = () => {
     running.draw();
     ended.draw();
@@ -109,13 +142,23 @@ export async function job(root, signal, id) {
 function times(about, job) {
   if (!job) return;
   const took = job.started_s && job.ended_s ? duration(job.ended_s - job.started_s) : null;
-  replace(about, facts([["run", job.run ? h("a", { href: to("runs", job.run) }, job.run) : "–"], ["started", when(job.started_s)],
-    ["ended", when(job.ended_s)], ["took", took ?? "–"], ["exit code", job.exit_code ?? "–"]]));
+  replace(
+    about,
+    facts([
+      ["run", job.run ? h("a", { href: to("runs", job.run) }, job.run) : "–"],
+      ["started", when(job.started_s)],
+      ["ended", when(job.ended_s)],
+      ["took", took ?? "–"],
+      ["exit code", job.exit_code ?? "–"],
+    ]),
+  );
 }
 
 /** The end of the log; a reader who scrolled up stays where they are. */
 async function tail(log, id, signal) {
-  const { lines } = await call("GET", `${path("jobs", id, "log")}?tail=${LINES}`).catch((error) => ({ lines: [error.message] }));
+  const { lines } = await call("GET", `${path("jobs", id, "log")}?tail=${LINES}`).catch((error) => ({
+    lines: [error.message],
+  }));
   if (signal.aborted) return;
   const follows = log.scrollTop + log.clientHeight >= log.scrollHeight - 30;
   put(log, lines.join("\n"));

@@ -21,17 +21,35 @@ export function look(variant) {
 /** In the order in which people expect them. */
 export function inOrder(variants) {
   const order = Object.keys(LOOKS);
-  return [...variants].sort((a, b) => ((order.indexOf(a) + 1) || 99) - ((order.indexOf(b) + 1) || 99));
+  return [...variants].sort((a, b) => (order.indexOf(a) + 1 || 99) - (order.indexOf(b) + 1 || 99));
 }
 
 /** Path of a marker around a point. */
 export function marker(kind, x, y, r) {
   const at = (dx, dy) => `${(x + dx * r).toFixed(1)} ${(y + dy * r).toFixed(1)}`;
   const corners = {
-    s: [[-0.85, -0.85], [0.85, -0.85], [0.85, 0.85], [-0.85, 0.85]],
-    "^": [[0, -1.1], [1, 0.8], [-1, 0.8]],
-    v: [[0, 1.1], [1, -0.8], [-1, -0.8]],
-    D: [[0, -1.15], [1.15, 0], [0, 1.15], [-1.15, 0]],
+    s: [
+      [-0.85, -0.85],
+      [0.85, -0.85],
+      [0.85, 0.85],
+      [-0.85, 0.85],
+    ],
+    "^": [
+      [0, -1.1],
+      [1, 0.8],
+      [-1, 0.8],
+    ],
+    v: [
+      [0, 1.1],
+      [1, -0.8],
+      [-1, -0.8],
+    ],
+    D: [
+      [0, -1.15],
+      [1.15, 0],
+      [0, 1.15],
+      [-1.15, 0],
+    ],
   }[kind];
   if (corners) return `M${corners.map(([dx, dy]) => at(dx, dy)).join("L")}Z`;
   return `M${at(-1, 0)}A${r} ${r} 0 1 1 ${at(1, 0)}A${r} ${r} 0 1 1 ${at(-1, 0)}Z`;
@@ -40,7 +58,10 @@ export function marker(kind, x, y, r) {
 /** A short piece of a variant's line with its marker, for legends. */
 export function swatch(variant) {
   const { css, marker: kind, dashed } = look(variant);
-  return s("svg", { class: `swatch ${css}`, viewBox: "0 0 26 12", width: 26, height: 12, "aria-hidden": "true" },
+  return s(
+    "svg",
+    { class: `swatch ${css}`, viewBox: "0 0 26 12", width: 26, height: 12, "aria-hidden": "true" },
     s("path", { class: "line", d: "M1 6H25", "stroke-dasharray": dashed ? "5 3" : null }),
-    s("path", { class: "mark", d: marker(kind, 13, 6, 4) }));
+    s("path", { class: "mark", d: marker(kind, 13, 6, 4) }),
+  );
 }

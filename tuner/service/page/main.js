@@ -1,4 +1,4 @@
-/** Start: the login form, the stream of events, and the view that the address names (#/runs/NAME can be sent around). */
+/** Start: the login form, the stream of events, and the view that the address names, such as #/runs/NAME. */
 
 import { compare } from "./compare.js";
 import { failed, h, put, replace } from "./dom.js";
@@ -25,13 +25,17 @@ let shown = new AbortController();
 
 /** The parts of the address behind "#/"; a part that is badly escaped stays as it is. */
 function parts() {
-  return location.hash.slice(2).split("/").filter(Boolean).map((part) => {
-    try {
-      return decodeURIComponent(part);
-    } catch {
-      return part;
-    }
-  });
+  return location.hash
+    .slice(2)
+    .split("/")
+    .filter(Boolean)
+    .map((part) => {
+      try {
+        return decodeURIComponent(part);
+      } catch {
+        return part;
+      }
+    });
 }
 
 async function route() {
@@ -59,7 +63,7 @@ async function show(view, names, signal) {
   focusHeading(root);
 }
 
-/** Whoever uses a screen reader or the keyboard starts at the heading of the new view, but is never torn out of a field. */
+/** A screen reader and the keyboard start at the heading of the new view; nobody is torn out of a field. */
 function focusHeading(root) {
   const heading = root.querySelector("h1");
   if (!heading || root.contains(document.activeElement) || document.querySelector("dialog[open]")) return;

@@ -19,7 +19,8 @@ export async function recommendation(name, shown, signal, draw) {
   const text = found instanceof Error ? found.message : JSON.stringify(found);
   if (shown.recommendation === text) return null;
   shown.recommendation = text;
-  if (!(found instanceof Error)) return [answer(found), await use(name, found, signal), afresh("Work it out again", name, draw)];
+  if (!(found instanceof Error))
+    return [answer(found), await use(name, found, signal), afresh("Work it out again", name, draw)];
   if (found.status !== 404) return [failed(found)];
   return [h("p", { class: "dim" }, "No recommendation yet."), afresh("Work out the recommendation", name, draw)];
 }
@@ -33,19 +34,32 @@ export function sentences(words) {
 
 function answer(found) {
   const said = sentences(found.words);
-  return h("div", { class: "answer" },
+  return h(
+    "div",
+    { class: "answer" },
     h("p", { class: "verdict" }, together(said.recommended ?? `Threshold: ${threshold(found.threshold)}.`)),
     said.confidence ? h("p", { class: "confidence" }, together(said.confidence)) : null,
     figures(found),
-    paragraph("Rejected.", said.rejected), paragraph("What would change it.", said.would_change),
+    paragraph("Rejected.", said.rejected),
+    paragraph("What would change it.", said.would_change),
     (said.rest ?? []).map((text) => h("p", {}, together(text))),
-    found.warnings?.length ? h("ul", { class: "warnings", "aria-label": "Mind" }, found.warnings.map((text) => h("li", {}, text))) : null);
+    found.warnings?.length
+      ? h(
+          "ul",
+          { class: "warnings", "aria-label": "Mind" },
+          found.warnings.map((text) => h("li", {}, text)),
+        )
+      : null,
+  );
 }
 
 const paragraph = (head, text) => (text ? h("p", {}, h("strong", {}, head), " ", together(text)) : null);
 
 /** A figure and its percent sign stay on one line. */
 const together = (text) => String(text).replaceAll(" %", "\u00a0%");
+
+/** The ends of an interval of shares, in percent. */
+const shares = (ends) => (ends ?? []).map((share) => number(100 * share, 1)).join(" to ");
 
 function figures(found) {
   const [low, high] = found.interval ?? [null, null];
@@ -54,11 +68,17 @@ function figures(found) {
     ["largest decode batch that speculates", threshold(found.threshold)],
     ["90 % interval", span(low, high)],
     ["shape", shape(found.shape)],
-    ["of the better of on and off, score", `${percent(found.score)} (${number(100 * found.score_interval?.[0], 1)} to ${number(100 * found.score_interval?.[1], 1)})`],
+    ["of the better of on and off, score", `${percent(found.score)} (${shares(found.score_interval)})`],
   ];
-  if (found.threshold) rows.push(["resumes at, stays off at least", `${found.resume_at}, ${number(found.min_dwell_steps)} steps`]);
-  if (found.threshold && found.effective_threshold !== found.threshold) rows.push(["in effect on the measured server", threshold(found.effective_threshold)]);
-  if (latency?.eagle3_s) rows.push([`lone user's time per token (limit +${percent(latency.slack, 0)})`, `${ms(latency.at_threshold_s)}, static ${ms(latency.eagle3_s)}${latency.ok ? "" : ": too slow"}`]);
+  if (found.threshold)
+    rows.push(["resumes at, stays off at least", `${found.resume_at}, ${number(found.min_dwell_steps)} steps`]);
+  if (found.threshold && found.effective_threshold !== found.threshold)
+    rows.push(["in effect on the measured server", threshold(found.effective_threshold)]);
+  if (latency?.eagle3_s)
+    rows.push([
+      `lone user's time per token (limit +${percent(latency.slack, 0)})`,
+      `${ms(latency.at_threshold_s)}, static ${ms(latency.eagle3_s)}${latency.ok ? "" : ": too slow"}`,
+    ]);
   return facts(rows);
 }
 

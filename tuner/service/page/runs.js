@@ -21,16 +21,30 @@ export async function runs(root, signal) {
     items.sort((a, b) => (b.created_s ?? 0) - (a.created_s ?? 0) || a.name.localeCompare(b.name));
     list(items.map((run) => [run.name, run]));
     none.hidden = items.length > 0;
-    put(none, known.run.size ? "No run has such a name." : "No runs yet. Start a sweep: simulated servers need no GPU.");
+    put(
+      none,
+      known.run.size ? "No run has such a name." : "No runs yet. Start a sweep: simulated servers need no GPU.",
+    );
     running.draw();
   };
   filter.addEventListener("input", draw);
-  replace(root,
-    h("div", { class: "head" }, h("h1", {}, "Runs"), h("a", { class: "button", href: to("start") }, "Start a sweep or a tuning")),
+  replace(
+    root,
+    h(
+      "div",
+      { class: "head" },
+      h("h1", {}, "Runs"),
+      h("a", { class: "button", href: to("start") }, "Start a sweep or a tuning"),
+    ),
     running.node,
     h("p", { class: "filter" }, h("label", { for: "filter" }, "Filter "), filter),
-    h("div", { class: "scroll", role: "region", "aria-label": "Runs", tabindex: 0 }, h("table", { class: "runs" }, head(), body)),
-    none);
+    h(
+      "div",
+      { class: "scroll", role: "region", "aria-label": "Runs", tabindex: 0 },
+      h("table", { class: "runs" }, head(), body),
+    ),
+    none,
+  );
   follow(["run", "job"], signal, draw);
   draw();
 }
@@ -38,12 +52,22 @@ export async function runs(root, signal) {
 function head() {
   const names = ["run", "threshold", "speculation", "points", "usable", "started", "variants"];
   const numbers = new Set(["points", "usable", "threshold"]);
-  return h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col", class: numbers.has(name) ? "number" : null }, name))));
+  return h(
+    "thead",
+    {},
+    h(
+      "tr",
+      {},
+      names.map((name) => h("th", { scope: "col", class: numbers.has(name) ? "number" : null }, name)),
+    ),
+  );
 }
 
 function row(run) {
   const source = h("span");
-  const cells = Object.fromEntries(["threshold", "shape", "points", "usable", "started", "variants"].map((name) => [name, h("td")]));
+  const cells = Object.fromEntries(
+    ["threshold", "shape", "points", "usable", "started", "variants"].map((name) => [name, h("td")]),
+  );
   for (const name of ["points", "usable", "threshold"]) cells[name].className = "number";
   const name = h("th", { scope: "row" }, h("a", { href: to("runs", run.name) }, run.name), " ", source);
   return { node: h("tr", {}, name, Object.values(cells)), update: (now) => fill(now, source, cells) };

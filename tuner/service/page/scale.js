@@ -14,7 +14,10 @@ export function log2Scale(values, ticks) {
 
 /** The whole powers of two between the smallest and the largest value. */
 export function powersOfTwo(values) {
-  const [low, high] = [Math.max(0, Math.ceil(Math.log2(Math.min(...values)))), Math.floor(Math.log2(Math.max(...values)))];
+  const [low, high] = [
+    Math.max(0, Math.ceil(Math.log2(Math.min(...values)))),
+    Math.floor(Math.log2(Math.max(...values))),
+  ];
   return Array.from({ length: Math.max(0, high - low + 1) }, (_, i) => 2 ** (low + i));
 }
 
@@ -27,7 +30,8 @@ export function logScale(values) {
   for (let decade = Math.floor(from); decade <= to; decade += 1) {
     for (const digit of [1, 2, 5]) {
       const value = digit * 10 ** decade;
-      if (Math.log10(value) >= from && Math.log10(value) <= to) ticks.push([value, number(value, Math.max(0, -decade))]);
+      if (Math.log10(value) >= from && Math.log10(value) <= to)
+        ticks.push([value, number(value, Math.max(0, -decade))]);
     }
   }
   return { at: (value) => clamp((Math.log10(value) - from) / (to - from)), ticks };
@@ -40,7 +44,8 @@ export function linearScale(values, from = 0) {
   const to = from + step * Math.ceil((1.04 * (top - from)) / step);
   const decimals = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
   const ticks = [];
-  for (let i = 0; from + i * step <= to + step / 2; i += 1) ticks.push([from + i * step, number(from + i * step, decimals)]);
+  for (let i = 0; from + i * step <= to + step / 2; i += 1)
+    ticks.push([from + i * step, number(from + i * step, decimals)]);
   return { at: (value) => clamp((value - from) / (to - from)), ticks };
 }
 

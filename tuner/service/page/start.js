@@ -27,15 +27,43 @@ export async function startForm(root, signal) {
   const [presets] = await Promise.all([get("presets").catch(() => ({ presets: [] })), loaded()]);
   if (signal.aborted) return;
   const fields = optionFields();
-  const kind = oneOf("kind", "What", [["sweep", "sweep: measure the curves"], ["tune", "tuning: find the threshold"]], "sweep", (value) => fields.show(value));
+  const kind = oneOf(
+    "kind",
+    "What",
+    [
+      ["sweep", "sweep: measure the curves"],
+      ["tune", "tuning: find the threshold"],
+    ],
+    "sweep",
+    (value) => fields.show(value),
+  );
   const where = target(presets);
-  const run = input("run-name", "Name of the run", { maxlength: 100, pattern: "[A-Za-z0-9][A-Za-z0-9._\\-]*" }, "letters, digits, dots and dashes; empty: by the time");
+  const run = input(
+    "run-name",
+    "Name of the run",
+    { maxlength: 100, pattern: "[A-Za-z0-9][A-Za-z0-9._\\-]*" },
+    "letters, digits, dots and dashes; empty: by the time",
+  );
   const button = h("button", { type: "submit", class: "main" }, "Start");
   const problem = h("div", { "aria-live": "polite" });
-  const form = h("form", { class: "start" }, kind.node, where.node, run.node, fields.node, h("div", { class: "actions" }, button), problem);
+  const form = h(
+    "form",
+    { class: "start" },
+    kind.node,
+    where.node,
+    run.node,
+    fields.node,
+    h("div", { class: "actions" }, button),
+    problem,
+  );
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    const body = { kind: kind.value(), ...where.value(), ...(run.field.value ? { run: run.field.value } : {}), options: fields.value(kind.value()) };
+    const body = {
+      kind: kind.value(),
+      ...where.value(),
+      ...(run.field.value ? { run: run.field.value } : {}),
+      options: fields.value(kind.value()),
+    };
     const answer = await busy(button, problem, () => post(["jobs"], body));
     if (!answer) return;
     taken(answer);
@@ -49,16 +77,29 @@ export async function startForm(root, signal) {
 function target({ presets, default: usual }) {
   const servers = [...known.server.values()].filter((server) => server.state === "up");
   const preset = presets.length
-    ? select("preset", "Preset", presets.map((name) => [name]), usual)
+    ? select(
+        "preset",
+        "Preset",
+        presets.map((name) => [name]),
+        usual,
+      )
     : input("preset", "Preset", { required: true, value: USUAL_PRESET });
-  const server = select("server", "Server", servers.map((one) => [one.name, one.job ? `${one.name} (job ${one.job} runs on it)` : one.name, Boolean(one.job)]));
+  const server = select(
+    "server",
+    "Server",
+    servers.map((one) => [one.name, one.job ? `${one.name} (job ${one.job} runs on it)` : one.name, Boolean(one.job)]),
+  );
   const note = h("p", { class: "dim" });
   const turn = (value) => {
     preset.node.hidden = value !== "sim";
     server.node.hidden = value === "sim";
     preset.field.disabled = value !== "sim";
-    put(note, value === "sim" ? "Simulated servers replay step times: nothing is measured, and every result says so."
-      : "Full load goes to this server until the job ends: not one that serves people.");
+    put(
+      note,
+      value === "sim"
+        ? "Simulated servers replay step times: nothing is measured, and every result says so."
+        : "Full load goes to this server until the job ends: not one that serves people.",
+    );
   };
   const choices = [["sim", "simulated servers"], ...(servers.length ? [["server", "a registered server"]] : [])];
   const on = oneOf("target", "On", choices, "sim", turn);
@@ -68,16 +109,36 @@ function target({ presets, default: usual }) {
 }
 
 function optionFields() {
-  const made = OPTIONS.map(([name, label, hint, kind, type]) => ({ name, kind, type, ...input(`option-${name}`, label, type === "number" ? { type, min: 0, step: "any" } : {}, hint) }));
+  const made = OPTIONS.map(([name, label, hint, kind, type]) => ({
+    name,
+    kind,
+    type,
+    ...input(`option-${name}`, label, type === "number" ? { type, min: 0, step: "any" } : {}, hint),
+  }));
   const applies = (option, kind) => option.kind === "" || option.kind === kind;
   const show = (kind) => made.forEach((option) => (option.node.hidden = !applies(option, kind)));
-  const value = (kind) => Object.fromEntries(made.filter((option) => applies(option, kind) && option.field.value !== "")
-    .map((option) => [option.name, parsed(option.type, option.field.value)]));
-  return { node: h("fieldset", { class: "options" }, h("legend", {}, "Options, empty for the usual"), made.map((option) => option.node)), show, value };
+  const value = (kind) =>
+    Object.fromEntries(
+      made
+        .filter((option) => applies(option, kind) && option.field.value !== "")
+        .map((option) => [option.name, parsed(option.type, option.field.value)]),
+    );
+  return {
+    node: h(
+      "fieldset",
+      { class: "options" },
+      h("legend", {}, "Options, empty for the usual"),
+      made.map((option) => option.node),
+    ),
+    show,
+    value,
+  };
 }
 
 /** What a person typed, as the service wants it. */
 function parsed(type, text) {
   const words = text.split(/[\s,]+/).filter(Boolean);
-  return { number: () => Number(text), numbers: () => words.map(Number), words: () => words, text: () => text.trim() }[type]();
+  return { number: () => Number(text), numbers: () => words.map(Number), words: () => words, text: () => text.trim() }[
+    type
+  ]();
 }

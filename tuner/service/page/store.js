@@ -99,4 +99,3 @@ function setLink(up) {
   if (up) link.tried = false;
   tellAll("link", null);
 }
-
