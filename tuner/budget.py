@@ -17,7 +17,7 @@ from tuner.hysteresis import FEWEST_ROUNDS, MOST_ROUNDS, WAVES, points_needed
 from tuner.knobs import HYSTERESIS, ranks_hysteresis
 
 START_S = {"model": 120.0, "sim": 6.0, "attach": 0.0}  # until servers are up and warm, first time on a machine
-FINISH_S, FINISH_SHARE = 10.0, 0.05  # kept for stopping servers, intervals and plots
+FINISH_S, FINISH_SHARE = 20.0, 0.1  # kept for stopping servers, intervals and plots
 HYSTERESIS_WORDS = {"resume_at": "resume points", "min_dwell": "dwells"}
 
 

@@ -265,7 +265,14 @@ def _warnings(run: RunFolder, curves: Curves, latency: LatencyC1, tax: dict[str,
     found: list[str] = []
     missing = _not_measured(run)
     if missing:
-        found.append(f"{missing} points that the run had planned were not measured; --resume measures them")
+        points = "1 planned point was" if missing == 1 else f"{missing} planned points were"
+        found.append(f"{points} not measured; --resume measures what is missing")
+    blind = [c for c in run.manifest.settings.concurrency if c > max(curves.batches)]
+    if blind:
+        found.append(
+            f"nothing is known above C={max(curves.batches)}: C={', '.join(map(str, blind))} have no usable pair of"
+            f" eagle3 and {curves.off}; do not trust the answer there"
+        )
     left_out = len(run.levels()) - len(curves.rows)
     if left_out:
         found.append(f"{left_out} of {len(run.levels())} points are not usable and were left out")

@@ -25,6 +25,7 @@ from tuner.levels import usable
 from tuner.objective import Curves
 from tuner.replicas import next_round, sharp
 from tuner.study import LATENCY, Trial, enqueue, keep, recover, search_range, trials_of
+from tuner.words import name, span
 
 Measure = Callable[[Variant, Policy | None, int, int], LevelRow]
 Left = Callable[[], float]
@@ -119,11 +120,11 @@ def search(
         return None
     if reason == "behind":
         return Found(fit.threshold, fit, (), False, None, reason)
-    note(f"pivot so far: {fit.shape}, threshold {fit.threshold}, 90 % {fit.interval[0]} to {fit.interval[1]}")
+    note(f"pivot by the curves: {name(fit.threshold)}, 90 % {span(*fit.interval)}")
     if fit.threshold:
         reason = run_trials(measure, aim, study, fit, rows, left, note, mine)
     threshold, beaten = keep(fit, trials_of(study))
-    confirmed = confirm(measure, aim, fit, threshold, rows, left) if threshold else None
+    confirmed = confirm(measure, aim, fit, threshold, rows, left, note) if threshold else None
     return Found(threshold, fit, trials_of(study), beaten, confirmed, reason)
 
 
@@ -162,7 +163,7 @@ def replicate(
         wanted = next_round(fit, rows)
         if left() - reserve < 2 * len(wanted):
             return fit, "budget"
-        note(f"replicas at C={', '.join(map(str, wanted))}: the pivot lies in {fit.interval[0]} to {fit.interval[1]}")
+        note(f"replicas at C={', '.join(map(str, wanted))}: the pivot lies in {span(*fit.interval)}")
         taken = _round(measure, wanted, rows)
         if not usable(taken):
             return fit, "nothing usable"
@@ -191,6 +192,7 @@ def run_trials(
         trial.set_user_attr("tuner", mine)
         threshold = trial.suggest_int("threshold", low, high, log=True)
         first = TRIAL_REPEATS * (trial.number + 1) + 1
+        note(f"trial {trial.number + 1} of at most {aim.trials}: threshold {threshold} live, where it may differ")
         policy = Policy.from_threshold(threshold)
         measured = [measure("dynamic", policy, level, first) for level in trial_levels(curves, fit, threshold)]
         rows.extend(measured)
@@ -203,18 +205,27 @@ def run_trials(
         trial.set_user_attr("se", outcome[1])
         trial.set_constraint(LATENCY, latency_excess(curves, threshold, aim.slack))
         study.tell(trial, promised * math.exp(outcome[0]))
-        note(f"trial {trial.number}: threshold {threshold}, {100 * math.expm1(outcome[0]):+.1f} % of score")
+        gain, se = (100 * math.expm1(value) for value in outcome)
+        note(f"trial {trial.number + 1}: threshold {threshold}, {gain:+.1f} % of score (standard error {se:.1f} %)")
     return "trials"
 
 
 def confirm(
-    measure: Measure, aim: Aim, fit: Pivot, threshold: int | None, rows: list[LevelRow], left: Left
+    measure: Measure,
+    aim: Aim,
+    fit: Pivot,
+    threshold: int | None,
+    rows: list[LevelRow],
+    left: Left,
+    note: Note = lambda line: None,
 ) -> tuple[float, float] | None:
     """Measure what is kept once more, live, at every level that counts; None where the budget does not allow it."""
     done = {row.concurrency: row for row in usable(rows) if row.repeat == CONFIRMATION and row.threshold == threshold}
     todo = [level for level in aim.concurrency if level not in done]
     if left() < len(todo):
         return None
+    if todo:
+        note(f"last check: threshold {threshold} live, at every level")
     curves = aim.curves(rows, fit)
     policy = Policy.from_threshold(threshold)
     fresh = [measure("dynamic", policy, level, CONFIRMATION) for level in todo]
@@ -240,7 +251,8 @@ def _spoilt(missing: Sequence[tuple[Variant, int, int]], rows: Iterable[LevelRow
     """Which points of the first pass are measured again, and what may help."""
     verdicts = {row.verdict for row in rows if (row.variant, row.concurrency, row.repeat) in missing}
     told = "; ".join(f"{v}: {REMEDIES[v]}" if v in REMEDIES else v for v in sorted(verdicts))
-    return f"{len(missing)} points were not usable and are measured once more ({told})"
+    points = "1 point was not usable and is" if len(missing) == 1 else f"{len(missing)} points were not usable and are"
+    return f"{points} measured once more ({told})"
 
 
 def _round(measure: Measure, wanted: Sequence[int], rows: list[LevelRow]) -> list[LevelRow]:

@@ -33,7 +33,7 @@ from tuner.budget import Budget, minutes, together
 from tuner.curves import Pivot
 from tuner.hysteresis import Ranked, Wave
 from tuner.knobs import ranks_hysteresis
-from tuner.search import TRIAL_REPEATS, Aim, Found, search
+from tuner.search import ATTEMPTS, CONFIRMATION, TRIAL_REPEATS, Aim, Found, search
 from tuner.study import JOURNAL, open_study, storage_of
 
 HISTORY = "search_history.jsonl"
@@ -210,7 +210,8 @@ def measurer(bench: Bench, session: Session) -> Take:
     def take(variant: Variant, policy: Policy | None, concurrency: int, repeat: int) -> LevelRow:
         key = PointKey(variant, concurrency, repeat)
         row = session.point(bench, key, lambda: bench.measure(key, policy, _progress(session, key)))
-        session.reporter.row(row)
+        # Numbers that keep trials apart mean nothing to people.
+        session.reporter.row(msgspec.structs.replace(row, repeat=1) if repeat >= CONFIRMATION else row)
         return row
 
     return take
@@ -221,9 +222,10 @@ def _progress(session: Session, key: PointKey) -> Callable[[float], None]:
 
 
 def reference_block(take: Take, config: SweepConfig, variant: Variant, rows: list[LevelRow]) -> None:
-    """The reference alone, where its server and the patched one do not fit on the machine together."""
-    done = {row.concurrency for row in rows if row.usable and row.variant == variant}
-    rows.extend(take(variant, None, level, 1) for level in config.concurrency if level not in done)
+    """The reference alone, where its server and the patched one are not up together; a spoilt point is taken again."""
+    for _ in range(ATTEMPTS):
+        done = {row.concurrency for row in rows if row.usable and row.variant == variant}
+        rows.extend([take(variant, None, level, 1) for level in config.concurrency if level not in done])
 
 
 def _blocks(config: SweepConfig, rows: Sequence[LevelRow]) -> list[tuple[ServerPlan, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import optuna
@@ -16,6 +17,7 @@ from tuner.study import BEATS_Z, JOURNAL, Trial, storage_of, trials_of
 from tuner.style import BAND, FAINT, INK, LOOKS, mark_simulated, styled
 from tuner.words import name, span
 
+ROOM = 0.25  # between two labels, in log of the threshold
 COLOURS = {"crossing": BAND, "neighbour": LOOKS["eagle3"].colour}
 
 
@@ -65,7 +67,7 @@ def figure(run: RunFolder, found: Recommendation, tried: tuple[Trial, ...]) -> F
             elinewidth=1.2, markerfacecolor=colour if trial.feasible else "white",
         )  # fmt: skip
     _legend(made, tried)
-    ticks = sorted({trial.threshold for trial in tried})
+    ticks = _ticks(tried, found)
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
@@ -75,6 +77,15 @@ def figure(run: RunFolder, found: Recommendation, tried: tuple[Trial, ...]) -> F
     if found.source == "simulated":
         mark_simulated(made)
     return made
+
+
+def _ticks(tried: tuple[Trial, ...], found: Recommendation) -> list[int]:
+    """The thresholds that were tried, and the interval's ends where their labels have room beside them."""
+    ticks = {trial.threshold for trial in tried}
+    for end in found.interval:
+        if end and all(abs(math.log(end / tick)) > ROOM for tick in ticks):
+            ticks.add(end)
+    return sorted(ticks)
 
 
 def _subtitle(run: RunFolder, found: Recommendation) -> str:
@@ -97,4 +108,4 @@ def _legend(made: Figure, tried: tuple[Trial, ...]) -> None:
         made.axes[0].plot([], [], "o", color=COLOURS.get(source, LOOKS["dynamic"].colour), label=label)
     if any(not trial.feasible for trial in tried):
         made.axes[0].plot([], [], "o", color=INK, markerfacecolor="white", label="breaks the latency constraint")
-    made.axes[0].legend(loc="best", ncols=2)
+    made.legend(*made.axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=4)

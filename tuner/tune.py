@@ -33,8 +33,18 @@ def run_tune(
     reporter: Reporter,
     keys: Keys,
     resume: bool = False,
+    since_s: float = 0.0,
 ) -> TuneOutcome:
     """Tune the threshold; `config` and `options` are those of the run folder where it resumes one.
+
+    Args:
+        config, options: what is asked.
+        out: the run folder.
+        command: the command line, for manifests.
+        reporter: told of every step.
+        keys: the servers' API keys.
+        resume: go on with the run in `out`.
+        since_s: how long ago the command began, in seconds; that counts against the budget.
 
     Raises:
         UserError: bad input, no server could be had, or the budget does not reach for one pass over the levels.
@@ -43,7 +53,7 @@ def run_tune(
     config = tuning_config(config)
     check_budget(config, options)
     require_files_for(config.max_concurrency, config.client_workers)
-    spent_s = _points_in(out) * point_seconds(config) if resume else 0.0
+    spent_s = since_s + (_points_in(out) * point_seconds(config) if resume else 0.0)
     budget = Budget(options.budget_s, point_seconds(config), spent_s)
     manifest = tune_manifest(config, options, command)
     with _unchanged(out, manifest) if resume else RunWriter.create(out, manifest) as writer, interruptible() as stop:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import msgspec
+import psutil
 import typer
 
 from harness.cli import given_values, sweep, sweep_settings
@@ -89,7 +91,8 @@ def tune(
         if config.sim is not None:
             reporter.say(f"warning: simulated servers (preset {config.sim}): these are not measurements of yours")
         reporter.say(f"run folder: {folder}")
-        outcome = run_tune(config, options, folder, command_line(), reporter, keys, flags["resume"])
+        since_s = time.time() - psutil.Process().create_time()
+        outcome = run_tune(config, options, folder, command_line(), reporter, keys, flags["resume"], since_s)
     if outcome.recommendation is not None:
         tell(outcome.recommendation)
         finished = RunFolder(folder)

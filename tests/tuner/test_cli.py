@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,8 +16,12 @@ import typer
 from typer.testing import CliRunner
 
 from harness.errors import UserError
+from harness.runfolder import RunFolder
+from patched_worker.control import Control, Identity
+from patched_worker.policy import Policy
 from tests.tuner.runs import rows, write_run
 from tuner.cli import register, share
+from tuner.recommend import recommend, write
 
 runner = CliRunner()
 
@@ -89,18 +95,19 @@ def test_compare_prints_table_and_document(tmp_path: Path) -> None:
 
 
 class Patched(BaseHTTPRequestHandler):
-    """The two endpoints of a patched server that apply needs."""
+    """The two endpoints of a patched server that apply needs, in front of the worker's own control."""
 
-    block: ClassVar[dict[str, Any]] = {}
+    control: ClassVar[Control] = Control(Policy.from_threshold(1), 3, Identity("w", "m", "v", "h"))
 
     def do_POST(self) -> None:
         values = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["server_args"]
-        self.block["threshold"] = values["speculative_disable_batch_threshold"]
-        self.block["resume_at"] = values.get("speculative_resume_batch_threshold")
-        self._answer({"updated": True})
+        policy = self.control.prepare(values)
+        if policy is not None:
+            self.control.apply(policy)
+        self._answer({"updated": policy is not None})
 
     def do_GET(self) -> None:
-        self._answer({"internal_states": [{"specpivot": self.block}]})
+        self._answer({"internal_states": [{"specpivot": self.control.snapshot()}]})
 
     def _answer(self, document: dict[str, Any]) -> None:
         body = json.dumps(document).encode()
@@ -113,18 +120,64 @@ class Patched(BaseHTTPRequestHandler):
         """Keep the test's output clean."""
 
 
+@contextmanager
+def patched_server() -> Iterator[str]:
+    """Yields its URL."""
+    with HTTPServer(("127.0.0.1", 0), Patched) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def with_ladder(run: RunFolder, *rungs: dict[str, int | None]) -> None:
+    """Give a run's recommendation a ladder."""
+    write(msgspec.structs.replace(recommend(run), ladder=rungs), run.path / "recommendation.json")
+
+
+def test_apply_sets_a_ladder_and_reads_it_back(tmp_path: Path) -> None:
+    """Every rung is what the server reports afterwards."""
+    run = write_run(tmp_path / "run")
+    rungs = ({"threshold": 2, "resume_at": 1, "num_steps": 0}, {"threshold": 8, "resume_at": 6, "num_steps": None})
+    with_ladder(run, *rungs)
+    with patched_server() as url:
+        result = runner.invoke(app(), ["apply", str(run.path), "--url", url])
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.stdout.splitlines()[-1])["rungs"]
+    assert shown == [{**rung, "max_mean_context": None} for rung in rungs]
+    assert "a ladder of 2 rungs" in result.stderr
+
+
+def test_a_ladder_that_the_server_cannot_draft_leaves_the_threshold(tmp_path: Path) -> None:
+    """Steps that are not its own are refused with its reason; --one-threshold applies and exports the single one."""
+    run = write_run(tmp_path / "run")
+    with_ladder(
+        run,
+        {"threshold": 4, "resume_at": 3, "num_steps": 5},
+        {"threshold": 16, "resume_at": 12, "num_steps": 1},
+    )
+    with patched_server() as url:
+        refused = runner.invoke(app(), ["apply", str(run.path), "--url", url])
+        assert "drafts 3 steps or none" in str(refused.exception)
+        result = runner.invoke(app(), ["apply", str(run.path), "--url", url, "--one-threshold"])
+    assert result.exit_code == 0, result.output
+    assert Patched.control.snapshot()["threshold"] == recommend(run).threshold
+    with_ladder(run, {"threshold": 4, "resume_at": 3, "num_steps": 5})
+    exported = runner.invoke(app(), ["export", str(run.path), "--format", "sglang", "--one-threshold"])
+    assert "--speculative-disable-batch-threshold" in exported.stdout
+
+
 def test_apply_sets_and_reads_back(tmp_path: Path) -> None:
     """The server holds the recommended threshold afterwards, and the document is what it reports."""
     run = write_run(tmp_path / "run")
     found = json.loads(runner.invoke(app(), ["recommend", str(run.path), "--no-plot"]).stdout)
-    with HTTPServer(("127.0.0.1", 0), Patched) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        result = runner.invoke(app(), ["apply", str(run.path), "--url", f"http://127.0.0.1:{server.server_port}"])
-        server.shutdown()
-        thread.join()
+    with patched_server() as url:
+        result = runner.invoke(app(), ["apply", str(run.path), "--url", url])
     assert result.exit_code == 0, result.output
-    assert Patched.block["threshold"] == found["threshold"]
+    assert Patched.control.snapshot()["threshold"] == found["threshold"]
     assert json.loads(result.stdout)["resume_at"] == found["resume_at"]
     assert "simulated server" in result.stderr
 

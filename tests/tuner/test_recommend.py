@@ -158,13 +158,25 @@ def test_policy_of_never_is_the_empty_ladder(tmp_path: Path) -> None:
     assert found.policy.rungs == ()
 
 
+def test_levels_above_all_usable_ones_are_named(tmp_path: Path) -> None:
+    """Where the upper levels are all spoilt, "never disable" is the answer of the lower ones only, and says so."""
+    spoilt = [
+        msgspec.structs.replace(row, status="invalid", verdict="client_limited") if row.concurrency > 16 else row
+        for row in rows()
+    ]
+    found = recommend(write_run(tmp_path / "run", spoilt))
+    assert found.threshold is None
+    assert any(w.startswith("nothing is known above C=16: C=32, 64, 128, 256 have no usable") for w in found.warnings)
+    assert not any("nothing is known" in w for w in recommend(write_run(tmp_path / "whole")).warnings)
+
+
 def test_planned_points_that_were_not_measured_are_told(tmp_path: Path) -> None:
     """An interrupted sweep is not a whole one; a variant that could not run, and a tuning's live points, are no gap."""
     planned = Settings(("baseline", "eagle3", "forced_off", "dynamic"), LEVELS, 3, 20.0, 3.0)
     some = [row for row in rows() if row.repeat < 3 or row.concurrency < 64]
     not_run = {**manifest().variants, "dynamic": VariantRecord(not_run="no patched server")}
     cut = recommend(write_run(tmp_path / "cut", some, manifest(settings=planned, variants=not_run)))
-    assert any(warning.startswith("9 points that the run had planned were not measured") for warning in cut.warnings)
+    assert any(warning.startswith("9 planned points were not measured") for warning in cut.warnings)
     tuned = manifest(settings=msgspec.structs.replace(planned, repeats=1), config={"sim": "test", "tune": {}})
     whole = recommend(write_run(tmp_path / "whole", rows(), tuned))
     assert not any("not measured" in warning for warning in whole.warnings)
