@@ -47,7 +47,7 @@ class Machine:
     variables: tuple[tuple[str, str], ...]
     resident: int = 1
     ranks: int = 2
-    start_timeout_s: float = 240.0
+    start_timeout_s: float = 600.0
     largest_graph: int = 0
     grammars: bool = True
     kv_tolerance: float = 1e-4  # float32 matrix products of another shape
