@@ -11,6 +11,8 @@ import logging
 import time
 from typing import Any
 
+from patched_worker.settings import Refusal
+
 logger = logging.getLogger(__name__)
 
 
@@ -42,14 +44,20 @@ def capture(model_runner: Any) -> tuple[Any, Any] | None:
 
 
 def announce(runner: Any, model_runner: Any, began_s: float, free_before_gb: float) -> None:
-    """Log what the plain decode's graphs took of start-up time and memory.
+    """Log what the plain decode's graphs took of start-up time and memory, once they are what was asked for.
 
     Args:
         runner: SGLang's graph runner, after its capture.
         model_runner: the target's.
         began_s: perf_counter before the capture.
         free_before_gb: `free_gb` then.
+
+    Raises:
+        Refusal: SGLang captured another forward; its replay would answer with wrong tokens, or capture again.
     """
+    mode, hidden = runner.capture_forward_mode, runner.capture_hidden_mode
+    if not (mode.is_decode() and hidden.is_full()):
+        raise Refusal(f"captured {mode} with hidden states {hidden} for the plain decode; pass --disable-cuda-graph")
     logger.info(
         "specpivot: captured plain decode for batches %s in %.1f s, %.2f GB",
         runner.capture_bs,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass, fields
 
-NO_KERNELS = "triton and torch_native, kernels in torch"
+NO_KERNELS = "triton, kernels in torch"
 LLAMA = "Llama with EAGLE-3, float32"
 ALIKE = "tokens and draft KV exact"
 

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.sglang_cpu import models
+from tests.sglang_cpu import machines, models, report, servers
+from tests.sglang_cpu.environments import Environment
+from tests.sglang_cpu.machines import Machine
+from tests.sglang_cpu.servers import Wanted
+from tests.sglang_cpu.slot import Slot
 from tests.sglang_cpu.traffic import Answer, differences
 
 ROOT = Path(__file__).parents[1]
@@ -79,3 +83,63 @@ def test_deselected_sglang_test_turns_a_run_red(selection: list[str], status: in
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
     assert finished.returncode == status, finished.stdout
+
+
+@pytest.mark.skipif(machines.gpu().releases != (), reason="this machine has both")
+def test_gpu_suite_needs_a_gpu() -> None:
+    """Without one, or without SGLang beside this Python, there is nothing to run and nothing has failed."""
+    command = [sys.executable, "-m", "pytest", "tests/sglang_cpu", "-m", "sglang_gpu", "--collect-only"]
+
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+    assert finished.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, finished.stdout
+
+
+def test_machines_differ_in_what_a_server_is_given(tmp_path: Path) -> None:
+    """A GPU's servers get graphs and exact float32, a CPU's get neither; models, limits and seed are the same."""
+    on_cpu, on_gpu = replace(machines.CPU, environment=_no_environment), machines.gpu()
+
+    cpu = servers.command(on_cpu, "0.5.16", tmp_path, 1, "patched_worker")
+    gpu = servers.command(on_gpu, "0.5.16", tmp_path, 1, "patched_worker")
+
+    assert "--disable-cuda-graph" in set(cpu) - set(gpu)
+    assert "--cuda-graph-bs" in set(gpu) - set(cpu)
+    common = ("--model-path", "--dtype", "--random-seed", "--max-total-tokens", "--max-running-requests")
+    assert [cpu[cpu.index(name) + 1] for name in common] == [gpu[gpu.index(name) + 1] for name in common]
+    assert servers.variables(on_gpu, "0.5.16")["TRITON_F32_DEFAULT"] == "ieee"
+    assert "SGLANG_USE_CPU_ENGINE" in servers.variables(on_cpu, "0.5.16")
+
+
+def _no_environment(release: str) -> Environment:
+    return Environment(release, Path(sys.executable), ())
+
+
+@pytest.fixture
+def hopeless() -> Machine:
+    """A machine on which every server ends at once."""
+    return replace(machines.CPU, environment=_no_environment)
+
+
+def test_start_that_fails_is_not_tried_again(hopeless: Machine, tmp_path: Path) -> None:
+    """The second test that wants the server hears why the first one did not get it, at once."""
+    slot = Slot(hopeless, tmp_path, tmp_path)
+    wanted = Wanted("hopeless", "0.5.16", (), module="no_such_module")
+
+    with pytest.raises(AssertionError, match="No module named no_such_module"):
+        slot.use(wanted)
+    with pytest.raises(AssertionError, match="did not come up before"):
+        slot.use(wanted)
+    slot.start_all([replace(wanted, name="another")])
+
+    assert len(list(tmp_path.glob("*.log"))) == 2
+
+
+def test_report_outlasts_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each result is on disk when it comes, with the text of a failure and without this machine's folders."""
+    monkeypatch.setenv("SPECPIVOT_TEST_REPORT", str(tmp_path / "report.txt"))
+    for outcome, when, text in (("passed", "setup", ""), ("passed", "call", ""), ("failed", "call", f"in {ROOT}/x")):
+        result = pytest.TestReport(f"tests/a.py::b[{when}]", ("", 0, ""), {}, outcome, text, when, duration=1.5)
+        report.add(result)
+
+    lines = (tmp_path / "report.txt").read_text().splitlines()
+    assert lines == ["PASSED      1.5 s  a.py::b[call]", "FAILED      1.5 s  a.py::b[call]", "    in ~/x"]

@@ -11,6 +11,7 @@ import pytest
 
 from patched_worker import plain_graph_early
 from patched_worker.eagle_v1 import DecodingTarget, OffStep
+from patched_worker.settings import Refusal
 
 
 def _module(monkeypatch: pytest.MonkeyPatch, name: str, **content: object) -> None:
@@ -61,6 +62,8 @@ class Graphs:
     """A CudaGraphRunner that notes the backend it captures on."""
 
     capture_bs = (1, 2)
+    capture_forward_mode = SimpleNamespace(is_decode=lambda: True)
+    capture_hidden_mode = SimpleNamespace(is_full=lambda: True)
 
     def __init__(self, target: Any) -> None:
         self.captured_on = target.attn_backend
@@ -82,6 +85,19 @@ def test_plain_decode_is_built_as_by_a_server_without_speculation() -> None:
         "enable_return_hidden_states": True,
         "algorithm": "none",
     }
+
+
+class VerifyGraphs(Graphs):
+    """A CudaGraphRunner that captures a verify, whatever it is asked for."""
+
+    capture_forward_mode = SimpleNamespace(is_decode=lambda: False)
+
+
+@pytest.mark.usefixtures("sglang")
+def test_graphs_of_another_forward_are_refused() -> None:
+    """A plain step that replayed a verify would answer with wrong tokens: the server does not start."""
+    with pytest.raises(Refusal, match="for the plain decode"):
+        plain_graph_early.capture(Target(VerifyGraphs(SimpleNamespace(attn_backend="for verify"))))
 
 
 @pytest.mark.usefixtures("sglang")

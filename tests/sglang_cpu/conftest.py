@@ -1,7 +1,7 @@
 """Fixtures for tests on the real SGLang, one server at a time on two CPU cores, or all of them on a GPU.
 
-Every test that a CPU can run carries the marker `sglang_full` (everything), and `sglang` unless its module says
-otherwise (the subset that `make test` runs). A run that asks for one of the two by `-m` must run every test of it: a
+Every test here carries the marker `sglang_full` (everything), and `sglang` unless its module says otherwise (the
+subset that `make test` runs). A run that asks for one of the two by `-m` must run every test of it: a
 skipped or deselected one makes the run fail. `-m sglang_gpu` takes the machine's GPU and the SGLang installed beside
 this Python, for the arrangements of GPU_SUITE: without either there is nothing to run. SPECPIVOT_TEST_MACHINE=rehearsal
 runs that selection on a CPU. SPECPIVOT_TEST_REPORT=FILE keeps results as they come, whatever ends the run.
@@ -26,10 +26,12 @@ from tests.sglang_cpu.traffic import Answer
 
 HERE = Path(__file__).parent
 TEST_TIMEOUT_S = 900  # one test may build environments and start two servers on a busy machine
-SERVER_FIXTURES = ("unpatched", "doomed", "patched", "paged", "tree", "two_ranks", "synced", "wrong")
+SERVER_FIXTURES = ("unpatched", "doomed", "patched", "graphed", "paged", "tree", "two_ranks", "synced", "wrong")
 PAGED_SUBSET = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
 WRONG_SUBSET = (Arrangement("0.5.9", "v1"), Arrangement("0.5.23", "v2"))
 TREES = tuple(one for one in ARRANGEMENTS if one.worker == "v1")  # v2 serves chains only
+GRAPHED = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.12.post1", "v2"), Arrangement("0.5.16", "v2"))
+GRAPHED_SUBSET = (GRAPHED[0], GRAPHED[2])
 PARALLEL = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
 GPU_SUITE = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
 GPU_MODULES = (
@@ -46,7 +48,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sglang_full: a test on the real SGLang, subset and rest")
     config.addinivalue_line("markers", "sglang_gpu: a test on the real SGLang on a GPU")
     config.addinivalue_line("markers", "only_full: not in the subset")
-    config.addinivalue_line("markers", "only_gpu: needs CUDA graphs")
     config.addinivalue_line("markers", "needs_grammars: needs a grammar backend, which a GPU machine may lack")
     config.addinivalue_line("markers", "arrangements(NAME...): the releases and worker classes that a test is about")
 
@@ -69,15 +70,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in ours:
         if _on_gpu(item, machine):
             item.add_marker(pytest.mark.sglang_gpu)
-        if item.get_closest_marker("only_gpu") is None:
-            item.add_marker(pytest.mark.sglang_full)
-            if item.get_closest_marker("only_full") is None:
-                item.add_marker(pytest.mark.sglang)
+        item.add_marker(pytest.mark.sglang_full)
+        if item.get_closest_marker("only_full") is None:
+            item.add_marker(pytest.mark.sglang)
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
-    cannot = [item for item in ours if item.get_closest_marker("only_gpu") and not machine.largest_graph]
-    config.hook.pytest_deselected(items=cannot)
-    items[:] = [item for item in items if item not in cannot]
     items.sort(key=_server_order)  # stable: what is not ours stays where it is
 
 
@@ -177,6 +174,7 @@ def _wanted_by(items: list[pytest.Item], machine: Machine, models: Path, probes:
         "unpatched": lambda arrangement: static_eagle(arrangement, models),
         "accepted": lambda arrangement: static_eagle(arrangement, models),
         "patched": lambda arrangement: slot_module.patched(arrangement, models, probes),
+        "graphed": lambda arrangement: slot_module.graphed(arrangement, models, probes, machine),
         "paged": lambda arrangement: slot_module.paged(arrangement, models, probes),
         "tree": lambda arrangement: slot_module.tree(arrangement, models, probes),
     }
@@ -201,8 +199,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "arrangement" not in metafunc.fixturenames:
         return
     subset = {"paged": PAGED_SUBSET, "tree": TREES, "wrong": WRONG_SUBSET, "two_ranks": PARALLEL[-1:]}
+    subset["graphed"] = GRAPHED_SUBSET
     used = next((name for name in subset if name in metafunc.fixturenames), None)
-    chosen = {"tree": TREES, "two_ranks": PARALLEL}.get(used or "", ARRANGEMENTS)
+    chosen = {"tree": TREES, "two_ranks": PARALLEL, "graphed": GRAPHED}.get(used or "", ARRANGEMENTS)
     named = metafunc.definition.get_closest_marker("arrangements")
     if named is not None:
         chosen = [one for one in chosen if one.name in named.args]
@@ -256,6 +255,15 @@ def patched(
     """A patched server with radix cache, page size 1 and strict memory checks."""
     server = slot.use(slot_module.patched(arrangement, models, probes))
     yield from _checked(Patched(arrangement, server, probes, slot.machine.kv_tolerance))
+
+
+@pytest.fixture
+def graphed(
+    slot: Slot, models: Path, probes: Path, arrangement: Arrangement, reference: dict[str, list[Answer]]
+) -> Iterator[Patched]:
+    """A patched server whose plain steps replay graphs."""
+    server = slot.use(slot_module.graphed(arrangement, models, probes, slot.machine))
+    yield from _checked(Patched(arrangement, server, probes))
 
 
 @pytest.fixture

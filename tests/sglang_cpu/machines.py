@@ -19,6 +19,7 @@ from tests.sglang_cpu import environments
 from tests.sglang_cpu.environments import SHIMS, Environment
 
 CAPTURED = ("1", "2", "4", "8")  # graphs up to half the running requests: the other half runs without
+LARGEST_CAPTURED = int(CAPTURED[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Machine:
         resident: servers that may run side by side.
         ranks: tensor-parallel ranks that a server can have.
         start_timeout_s: how long a start may take.
-        largest_graph: requests in the largest captured batch; 0 without CUDA graphs.
+        largest_graph: requests in the largest captured batch of every server; 0 without CUDA graphs.
         grammars: whether a grammar backend is installed.
         kv_tolerance: how far a KV value may be from that of another way to compute it.
     """
@@ -47,7 +48,7 @@ class Machine:
     variables: tuple[tuple[str, str], ...]
     resident: int = 1
     ranks: int = 2
-    start_timeout_s: float = 240.0
+    start_timeout_s: float = 600.0
     largest_graph: int = 0
     grammars: bool = True
     kv_tolerance: float = 1e-4  # float32 matrix products of another shape
@@ -96,7 +97,7 @@ def gpu() -> Machine:
         resident=8,
         ranks=len(gpus()),
         start_timeout_s=200.0,
-        largest_graph=int(CAPTURED[-1]),
+        largest_graph=LARGEST_CAPTURED,
         grammars=grammars,
         kv_tolerance=1e-3,  # reductions in another order, over rows of magnitude 1 to 30
     )

@@ -226,3 +226,10 @@ def synced(arrangement: Arrangement, models: Path, probes: Path, steps: int) -> 
     """The same with a ring of that many steps."""
     extra = ("--speculative-draft-sync-steps", str(steps))
     return patched(arrangement, models, probes, extra=extra, name=f"sync-{steps}")
+
+
+def graphed(arrangement: Arrangement, models: Path, probes: Path, machine: Machine) -> Wanted:
+    """The same with captured graphs: a GPU has them anyway, on a CPU the recorded function runs again."""
+    if machine.largest_graph:
+        return patched(arrangement, models, probes)
+    return patched(arrangement, models, probes, variables={"SPECPIVOT_TEST_GRAPHS": "1"}, name="graphed")

@@ -4,6 +4,7 @@ server are the wheel's own.
 """
 
 import cpu_kernels  # noqa: F401  registers its patches
+import graphs  # noqa: F401  registers its patches, armed by an environment variable
 import import_hooks
 import probes  # noqa: F401  registers its patches, each armed by an environment variable
 
