@@ -10,6 +10,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from harness.records import TICK_S, PointKey, RequestRecord
+from harness.secrets import hide
 from harness.stream import DETAIL_CHARS, StreamReader
 from harness.transport import Exchange
 
@@ -45,7 +46,13 @@ def read_on(exchange: Exchange, stream: StreamReader, count: int) -> bool:
 
 
 def make_record(
-    exchange: Exchange, stream: StreamReader, key: PointKey, attempt: int, worker: int, zero_s: float
+    exchange: Exchange,
+    stream: StreamReader,
+    key: PointKey,
+    attempt: int,
+    worker: int,
+    zero_s: float,
+    secrets: tuple[str, ...] = (),
 ) -> RequestRecord:
     """The record of a finished exchange whose reads have all been fed to `stream`.
 
@@ -56,6 +63,7 @@ def make_record(
         attempt: which measurement of the point.
         worker: number of this client process.
         zero_s: the point clock's zero, on the monotonic clock.
+        secrets: what was sent and is not to be written, though the server may repeat it.
     """
     planned = exchange.planned
     error, detail = judge(exchange, stream)
@@ -81,11 +89,11 @@ def make_record(
         planned_output_tokens=planned.output_tokens,
         cached_tokens=stream.cached_tokens,
         verify_steps=stream.verify_steps,
-        finish_reason=stream.finish_reason,
+        finish_reason=None if stream.finish_reason is None else hide(stream.finish_reason, secrets),
         degenerate=stream.degenerate(),
         status_code=exchange.status or None,
         error=error,
-        error_detail=detail,
+        error_detail=None if detail is None else hide(detail, secrets),
     )
 
 

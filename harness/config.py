@@ -167,10 +167,9 @@ def _check_text(config: SweepConfig) -> None:
         if any(word in name.upper() for word in SECRET_WORDS):
             raise UserError(f"server_env: {name} looks like a secret; export it instead, started servers inherit it")
     for argument in config.server_args:
-        if argument.partition("=")[0] in ("--api-key", "--admin-api-key"):
-            raise UserError(
-                f"server_args: leave {argument.partition('=')[0]} out; a started server is on 127.0.0.1 only"
-            )
+        name = argument.partition("=")[0]
+        if name.startswith("--") and name.rpartition("-")[2].upper() in SECRET_WORDS:
+            raise UserError(f"server_args: leave {name} out; a started server is on 127.0.0.1 only and needs no secret")
 
 
 # Beyond these a value is a slip, and would exhaust memory, processes or patience before anything is measured.

@@ -24,6 +24,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.errors import UserError
+from harness.secrets import HIDDEN, MIN_CHARS
 from harness.transport import untrusted
 from patched_worker.policy import DWELL_KEY, NEVER_DISABLE, RESUME_KEY, RUNGS_KEY, THRESHOLD_KEY, Policy, to_wire
 
@@ -56,6 +57,11 @@ class Endpoint:
     admin_api_key: str | None = field(default=None, repr=False)
     patience_s: float = math.inf
     max_body_bytes: int = MAX_BODY_BYTES
+
+    def __post_init__(self) -> None:
+        for key in (self.api_key, self.admin_api_key):
+            if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+                raise UserError("an API key holds a space, a line's end or what no header can carry; give it without")
 
     @property
     def public_url(self) -> str:
@@ -234,6 +240,13 @@ class Endpoint:
                 raise ValueError(f"{path} answered more than {self.max_body_bytes} bytes")
             if response.length:
                 raise OSError(f"{path} ended {response.length} bytes early")
+        return self._without_keys(content)
+
+    def _without_keys(self, content: bytes) -> bytes:
+        """What a server says, without our keys: SGLang's /server_info repeats them among its arguments."""
+        for key in (self.api_key, self.admin_api_key):
+            if key is not None and len(key) >= MIN_CHARS:
+                content = content.replace(key.encode(), HIDDEN.encode())
         return content
 
 

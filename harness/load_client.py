@@ -15,6 +15,7 @@ from harness.api import API_PATHS, PlannedRequest
 from harness.client import CONNECTION_ERRORS, make_record, read_on
 from harness.load_plan import Begin, ClientStats, Feed, Finished, Need, Records
 from harness.records import RequestRecord
+from harness.secrets import sent_in
 from harness.stream import StreamReader
 from harness.transport import Backlog, Exchange, Transport, make_transport, monotonic, request_url
 
@@ -61,6 +62,7 @@ class Client:
         self._send = send
         self._finished: deque[tuple[Exchange, StreamReader]] = deque()
         self._outbox: list[RequestRecord] = []
+        self._secrets = sent_in(plan.headers)
         self._flushed_s = 0.0
         self._failing_since: float | None = None
         self._zero_s = 0.0
@@ -208,7 +210,10 @@ class Client:
             if not read_on(exchange, stream, _READS_AT_ONCE):
                 self._finished.popleft()
                 begin = self.begin
-                self._outbox.append(make_record(exchange, stream, begin.key, begin.attempt, begin.worker, self._zero_s))
+                record = make_record(
+                    exchange, stream, begin.key, begin.attempt, begin.worker, self._zero_s, self._secrets
+                )
+                self._outbox.append(record)
         if self._outbox and monotonic() - self._flushed_s > _FLUSH_S:
             self.flush()
 

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 KEYS = WIRE_KEYS
 
 ON, OFF = "on", "off"
+MAX_ECHO = 400  # characters of what somebody sent, in answers and in the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ class Control:
                 raise ValueError(problem)
             return policy
         except (ValueError, OverflowError) as error:
-            self.last_error = f"refused {dict(update)}: {error}"
+            self.last_error = f"refused {dict(update)}"[:MAX_ECHO] + f": {str(error)[:MAX_ECHO]}"
             logger.warning("specpivot: %s", self.last_error)
             return None
 

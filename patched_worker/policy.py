@@ -25,6 +25,7 @@ RESUME_KEY = "speculative_resume_batch_threshold"
 DWELL_KEY = "speculative_min_dwell_steps"
 RUNGS_KEY = "speculative_ladder_rungs"
 MAX_RUNGS = 8
+MAX_NUMBER = 2**31 - 1
 RUNG_FIELDS = ("threshold", "resume_at", "num_steps", "max_mean_context")
 
 
@@ -222,6 +223,8 @@ def _or_none(number: int) -> int | None:
 def _whole_number(key: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
         raise ValueError(f"{key} is {value!r}; give a whole number, {NEVER_DISABLE} for never")
+    if abs(value) > MAX_NUMBER:  # releases that send numbers as 64 bits would lose the process over it
+        raise ValueError(f"{key} is beyond {MAX_NUMBER}; give {NEVER_DISABLE} for never")
     return int(value)
 
 

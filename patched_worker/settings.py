@@ -11,8 +11,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from patched_worker.policy import DEFAULT_MIN_DWELL_STEPS, NEVER_DISABLE, Policy, Rung
+from patched_worker.policy import DEFAULT_MIN_DWELL_STEPS, MAX_NUMBER, NEVER_DISABLE, Policy, Rung
 
 THRESHOLD = "SPECPIVOT_DISABLE_BATCH_THRESHOLD"
 RESUME_AT = "SPECPIVOT_RESUME_BATCH_THRESHOLD"
@@ -85,14 +86,24 @@ def policy_from_file(path: Path) -> Policy:
     """
     try:
         document = json.loads(path.read_text())
+        _check_numbers(document)
         if document.get("ladder"):
             rungs = tuple(Rung(**rung) for rung in document["ladder"])
             return Policy(rungs, document.get("min_dwell_steps", DEFAULT_MIN_DWELL_STEPS))
         return Policy.from_threshold(document["threshold"], document.get("resume_at"), document.get("min_dwell_steps"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Refusal(
             f"policy file {path}: {error!r}; give a recommendation.json that `specpivot tune` wrote"
         ) from error
+
+
+def _check_numbers(document: Mapping[str, Any]) -> None:
+    """Refuse what would be compared with batches and is no whole number."""
+    found = [document.get(name) for name in ("threshold", "resume_at", "min_dwell_steps")]
+    found += [value for rung in document.get("ladder") or () for value in rung.values()]
+    for value in found:
+        if value is not None and (type(value) is not int or abs(value) > MAX_NUMBER):
+            raise ValueError(f"{value!r} is no whole number of requests or steps")
 
 
 def _policy(environ: Mapping[str, str]) -> Policy:

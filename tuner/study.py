@@ -72,6 +72,18 @@ def storage_of(where: str | Path) -> optuna.storages.BaseStorage | str:
         raise UserError(f"--storage {shown} cannot be used: {str(error).splitlines()[0]}") from error
 
 
+def check_storage(url: str) -> str:
+    """The URL, when it holds no secret: it is written into the manifest, for --resume.
+
+    Raises:
+        UserError: it does.
+    """
+    parts = urlsplit(url)
+    if parts.password is not None or "password" in parts.query:
+        raise UserError("--storage must not hold a password; give it by PGPASSWORD or ~/.pgpass")
+    return url
+
+
 def _journal(file: Path) -> optuna.storages.BaseStorage:
     """A journal in a run folder; what a crash has cut off at its end is cut away, as in requests.jsonl."""
     try:

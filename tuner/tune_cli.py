@@ -23,6 +23,7 @@ from tuner import plots, trial_plots
 from tuner.asked import TuneOptions
 from tuner.knobs import parse_search
 from tuner.recommend import Objective
+from tuner.study import check_storage
 from tuner.texts import choice, last_line, share, tell
 from tuner.traffic import weights_from
 from tuner.tune import run_tune
@@ -81,7 +82,7 @@ def tune(
         "objective": choice(objective_name, Objective, "--objective") if objective_name else None,
         "weights": weights_from(weights, watch) if weights else None,
         "search": parse_search(search) if search else None,
-        "storage": storage,
+        "storage": check_storage(storage) if storage else None,
         "study": study,
     }
     asked = {name: value for name, value in asked.items() if value is not None}
