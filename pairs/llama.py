@@ -222,7 +222,7 @@ def greedy(model: Llama, prompts: list[list[int]], max_tokens: int) -> list[list
     with torch.inference_mode():
         cache = new_cache(model.shape, len(prompts), tokens.shape[1] + max_tokens, model.embedding)
         final = forward(model, tokens.to(device), cache).final
-        steps = [linear(final[torch.arange(len(prompts)), lengths - 1], model.head).argmax(-1)]
+        steps = [linear(final[torch.arange(len(prompts), device=device), lengths - 1], model.head).argmax(-1)]
         ended = torch.isin(steps[0], stops)
         while len(steps) < max_tokens:
             if len(steps) % LOOK_EVERY == 0 and bool(ended.all()):  # looking makes a GPU wait

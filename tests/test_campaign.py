@@ -1,0 +1,64 @@
+"""The committed configurations are sweeps that can run, and those of one campaign differ only in what it varies."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.config import load_config, make_config
+from pairs.prompts import KINDS
+
+CONFIGS = sorted((Path(__file__).parent.parent / "results" / "configs").glob("*.toml"))
+CAMPAIGN = [file for file in CONFIGS if "-0.5.16-" in file.name]
+MODELS = {"model": "TARGET", "draft": "DRAFT"}
+VARIED = {"concurrency", "warmup", "duration", "input_tokens", "random_range_ratio", "server_env", "server_args"}
+GPU_KV_GIB = 100.0  # of an H200's 140 GiB, beside two sets of weights
+KV_GIB_PER_TOKEN = 128 / 2**20  # Llama-3.1-8B in bfloat16
+
+
+def shared_part(document: dict[str, Any]) -> dict[str, Any]:
+    """What no configuration of the campaign may change; the fixed acceptance needs dummy weights, the pair its own."""
+    dummy = ("--load-format", "dummy")
+    arguments = [word for word in document["server_args"] if word not in dummy]
+    varied = VARIED | {"dataset", "tokenizer"}
+    return {key: value for key, value in document.items() if key not in varied} | {"server_args": arguments}
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_a_configuration_is_a_sweep_named_after_what_it_does(file: Path) -> None:
+    """It is accepted; acceptance and worker in its name are those it sets; its command writes a folder of its name."""
+    config = make_config(load_config(file) | MODELS)
+    fixed = re.search(r"-acc(\d\.\d)", file.stem)
+    assert config.server_env.get("SGLANG_SIMULATE_ACC_LEN") == (fixed and fixed[1])
+    assert f"-{config.worker}-" in file.stem
+    assert f"--out results/{file.stem}\n" in file.read_text()
+
+
+def test_the_campaign_is_complete_and_even() -> None:
+    """Four acceptances at three contexts, five kinds of prompts; everything else is equal."""
+    names = {file.stem.removeprefix("h200-0.5.16-v2-") for file in CAMPAIGN}
+    fixed = {f"acc{accept}-ctx{context}" for accept in (1.6, 2.0, 2.4, 2.8) for context in ("128", "2k", "8k")}
+    assert names == fixed | {f"pair-{kind}" for kind in KINDS}
+    first, *others = [shared_part(load_config(file)) for file in CAMPAIGN]
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("file", CAMPAIGN, ids=lambda file: file.stem)
+def test_both_servers_fit_on_one_gpu(file: Path) -> None:
+    """The KV caches of two resident servers, each for the longest requests at the largest load."""
+    config = make_config(load_config(file) | MODELS)
+    assert config.resident == "together"
+    longest = (config.input_tokens + config.output_tokens) * (1 + config.random_range_ratio)
+    assert 2 * config.max_concurrency * longest * KV_GIB_PER_TOKEN < GPU_KV_GIB
+
+
+def test_the_readme_names_every_configuration() -> None:
+    """By its name, or as one of a family written with braces."""
+    page = (CONFIGS[0].parent.parent / "README.md").read_text()
+    families = [(family, re.escape(family)) for family in re.findall(r"h200-[\w.{},-]+", page)]
+    patterns = [re.sub(r"\\{([^}]*)\\}", lambda m: f"({m[1].replace(',', '|')})", text) for _, text in families]
+    for file in CONFIGS:
+        assert any(re.fullmatch(pattern, file.stem) for pattern in patterns), file.stem
