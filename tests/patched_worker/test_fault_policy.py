@@ -52,7 +52,9 @@ def test_any_update_is_applied_whole_or_refused(updates: list[Mapping[str, Any]]
         control.fingerprint()
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan"), 10**400, "8", None, [8], {"a": 1}, "x" * 10**6], ids=lambda v: repr(v)[:9])
+@pytest.mark.parametrize(
+    "value", [float("inf"), float("nan"), 10**400, "8", None, [8], {"a": 1}, "x" * 10**6], ids=lambda v: repr(v)[:9]
+)
 def test_no_value_ends_the_scheduler(value: Any) -> None:
     """Each key with what json.loads makes of 1e999, of a long text and of no number: no exception, a short reason."""
     for key in sorted(KEYS):
@@ -66,7 +68,8 @@ def test_no_value_ends_the_scheduler(value: Any) -> None:
 
 FIELDS = st.sampled_from(["threshold", "resume_at", "min_dwell_steps", "ladder"])
 RUNGS = st.lists(
-    st.dictionaries(st.sampled_from(["threshold", "resume_at", "num_steps", "max_mean_context", "x"]), VALUES), max_size=3
+    st.dictionaries(st.sampled_from(["threshold", "resume_at", "num_steps", "max_mean_context", "x"]), VALUES),
+    max_size=3,
 )
 
 
@@ -86,7 +89,9 @@ def test_any_policy_file_is_a_rule_or_a_refusal(tmp_path: Path, document: Any) -
         assert all(isinstance(number, int | None) for number in (policy.threshold, policy.resume_at, policy.min_dwell))
 
 
-@pytest.mark.parametrize("body", [b"", b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"[]", b"5", b'{"threshold": 1e999}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"[]", b"5", b'{"threshold": 1e999}']
+)
 def test_what_is_no_policy_file_is_refused(tmp_path: Path, body: bytes) -> None:
     """Garbage is not a traceback."""
     (tmp_path / "p.json").write_bytes(body)
