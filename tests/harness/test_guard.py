@@ -39,7 +39,10 @@ with servers.running([plan], Path(sys.argv[1]), 300.0, threading.Event(), print)
 def started(*arguments: str) -> tuple[subprocess.Popen[str], int]:
     """The process that starts a server, and the server's group."""
     command = [sys.executable, "-c", STARTER, *arguments]
+    # Where the tests run under nohup, children would ignore SIGHUP.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ})
+    signal.signal(signal.SIGHUP, before)
     assert process.stdout is not None
     return process, int(process.stdout.readline())
 
