@@ -34,6 +34,7 @@ Note = Callable[[str], None]
 TRIAL_REPEATS = 1000  # repeats of trial n are (n + 1) * TRIAL_REPEATS + r, so that no two trials share a point
 CONFIRMATION = TRIAL_REPEATS - 1  # repeat of the last check of what is kept
 ATTEMPTS = 2  # at a point of the first pass that is not usable
+MOST_ATTEMPTS = 4  # where the largest level lacks a pair: no answer of the lower ones holds there
 TRIAL_SHARE = 0.25  # of the load that is left after the first pass
 
 
@@ -147,8 +148,10 @@ def replicate(
     Returns:
         The pivot (None where nothing can be fitted), and what ended it.
     """
-    for attempt in range(ATTEMPTS):
+    for attempt in range(MOST_ATTEMPTS):
         missing = _missing(aim, rows)
+        if attempt >= ATTEMPTS and not _blind_above(aim, rows):
+            break
         if attempt and missing:
             note(_spoilt(missing, rows))
         for variant, level, repeat in missing:
@@ -220,17 +223,17 @@ def confirm(
     note: Note = lambda line: None,
 ) -> tuple[float, float] | None:
     """Measure what is kept once more, live, at every level that counts; None where the budget does not allow it."""
+    curves = aim.curves(rows, fit)
     done = {row.concurrency: row for row in usable(rows) if row.repeat == CONFIRMATION and row.threshold == threshold}
-    todo = [level for level in aim.concurrency if level not in done]
+    todo = [level for level in aim.concurrency if level not in done and level in curves.batches]
     if left() < len(todo):
         return None
     if todo:
         note(f"last check: threshold {threshold} live, at every level")
-    curves = aim.curves(rows, fit)
     policy = Policy.from_threshold(threshold)
     fresh = [measure("dynamic", policy, level, CONFIRMATION) for level in todo]
     rows.extend(fresh)
-    good = usable([*done.values(), *fresh])
+    good = [row for row in usable([*done.values(), *fresh]) if row.concurrency in curves.batches]
     return judge(curves, fit, threshold, good) if good else None
 
 
@@ -245,6 +248,13 @@ def _missing(aim: Aim, rows: Iterable[LevelRow]) -> list[tuple[Variant, int, int
         order = [*variants[turn % len(variants) :], *variants[: turn % len(variants)]]
         points += [(variant, level, 1) for variant in order if (variant, level) not in done]
     return points
+
+
+def _blind_above(aim: Aim, rows: Iterable[LevelRow]) -> bool:
+    """Whether some level has a usable pair, but not the largest one."""
+    good = usable(rows)
+    on, off = ({row.concurrency for row in good if row.variant == v} for v in ("eagle3", "forced_off"))
+    return bool(on & off) and max(aim.concurrency) not in on & off
 
 
 def _spoilt(missing: Sequence[tuple[Variant, int, int]], rows: Iterable[LevelRow]) -> str:

@@ -127,6 +127,23 @@ def test_a_spoilt_point_is_measured_again() -> None:
     assert 64 in {ratio.concurrency for ratio in found.fit.ratios}
 
 
+def test_the_largest_level_is_tried_more_often() -> None:
+    """Without it "never disable" would be the answer of the small levels alone."""
+    machine, spoilt = Machine(world(noise=0.02), seed=4), list[int]()
+
+    def crowded(variant: Variant, policy: Policy | None, concurrency: int, repeat: int) -> LevelRow:
+        row = machine.measure(variant, policy, concurrency, repeat)
+        if concurrency > 16 and len(spoilt) < 28:
+            spoilt.append(concurrency)
+            return msgspec.structs.replace(row, verdict="client_limited")
+        return row
+
+    found = search(crowded, Aim(CONCURRENCY, trials=0), study(), [], lambda: 200 - machine.points)
+    assert found is not None
+    assert found.fit.shape == "crossover"
+    assert max(ratio.concurrency for ratio in found.fit.ratios) == 256
+
+
 def test_rounds_without_a_usable_point_end_it_too() -> None:
     """A server that breaks after the first pass ends the search with what is known."""
     machine = Machine(world(noise=0.03), seed=4)
