@@ -107,7 +107,8 @@ if os.environ.get("SPECPIVOT_TEST_GRAPHS") == "1":
     def _current_runner(module: Any) -> None:
         module.graph_capture = _no_stream
         module.resolve_decode_backend = Backend
-        module.get_or_create_global_graph_capture_stream = lambda: None  # 0.5.23
+        module.get_or_create_global_graph_capture_stream = lambda: None  # 0.5.23, and the next line
+        module.torch.cpu.is_current_stream_capturing = lambda: False
 
     @after_import("patched_worker.plain_graph")
     def _capture_current(module: Any) -> None:
