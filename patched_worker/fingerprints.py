@@ -81,12 +81,22 @@ def _find(tree: ast.Module, names: list[str]) -> Function | None:
     return found
 
 
-def _normal(node: Function) -> str:
-    clone = ast.parse(ast.unparse(node))
-    for inner in ast.walk(clone):
-        if isinstance(inner, Function) and ast.get_docstring(inner, clean=False) is not None:
-            inner.body = inner.body[1:] or [ast.Pass()]
-    return ast.dump(clone)
+def _normal(node: ast.AST) -> str:
+    """The syntax tree as text, the same under every Python: `ast.dump` is not (3.12 adds a field, 3.13 drops some)."""
+    return json.dumps(_shape(node))
+
+
+def _shape(value: object) -> object:
+    if isinstance(value, list):
+        return [_shape(one) for one in value]
+    if not isinstance(value, ast.AST):
+        return repr(value)
+    fields = dict(ast.iter_fields(value))
+    if isinstance(value, Function) and ast.get_docstring(value, clean=False) is not None:
+        fields["body"] = value.body[1:] or [ast.Pass()]
+    if isinstance(value, ast.JoinedStr):  # 3.12 ends some with an empty string
+        fields["values"] = [one for one in value.values if not (isinstance(one, ast.Constant) and one.value == "")]
+    return [type(value).__name__, {name: _shape(one) for name, one in fields.items() if one is not None and one != []}]
 
 
 def record(version: str, site: Path, targets: Iterable[str]) -> None:

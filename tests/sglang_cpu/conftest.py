@@ -30,8 +30,7 @@ SERVER_FIXTURES = ("unpatched", "doomed", "patched", "graphed", "paged", "tree",
 PAGED_SUBSET = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
 WRONG_SUBSET = (Arrangement("0.5.9", "v1"), Arrangement("0.5.23", "v2"))
 TREES = tuple(one for one in ARRANGEMENTS if one.worker == "v1")  # v2 serves chains only
-GRAPHED = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.12.post1", "v2"), Arrangement("0.5.16", "v2"))
-GRAPHED_SUBSET = (GRAPHED[0], GRAPHED[2])
+GRAPHED_SUBSET = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
 PARALLEL = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
 GPU_SUITE = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
 GPU_MODULES = (
@@ -201,7 +200,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     subset = {"paged": PAGED_SUBSET, "tree": TREES, "wrong": WRONG_SUBSET, "two_ranks": PARALLEL[-1:]}
     subset["graphed"] = GRAPHED_SUBSET
     used = next((name for name in subset if name in metafunc.fixturenames), None)
-    chosen = {"tree": TREES, "two_ranks": PARALLEL, "graphed": GRAPHED}.get(used or "", ARRANGEMENTS)
+    chosen = {"tree": TREES, "two_ranks": PARALLEL}.get(used or "", ARRANGEMENTS)
     named = metafunc.definition.get_closest_marker("arrangements")
     if named is not None:
         chosen = [one for one in chosen if one.name in named.args]

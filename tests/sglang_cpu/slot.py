@@ -92,7 +92,7 @@ class Slot:
         try:
             server = servers.start(self.machine, wanted, self._models, log)
         except AssertionError as error:
-            self._failed[wanted] = str(error)
+            self._failed[wanted] = str(error).splitlines()[0]
             raise
         self._running[wanted] = server
         return server

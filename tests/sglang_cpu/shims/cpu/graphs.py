@@ -53,8 +53,24 @@ class Backend:
     def can_run(self, batch: object, key: Any) -> bool:
         return key in self._graphs
 
+    def cleanup(self) -> None:
+        self._graphs.clear()
+
     def replay(self, key: Any, batch: object) -> Any:
         return self._graphs[key].replay()
+
+
+def _attn_backend(runner: Any) -> Any:
+    """0.5.9's runner takes the model's; it is the plain decode's while plain graphs are captured and replayed."""
+    return getattr(runner, "attn_backend", None) or runner.model_runner.attn_backend
+
+
+def _graph_config(target: Any) -> Any:
+    try:
+        from sglang.srt.runtime_context import get_exec
+    except ImportError:  # up to 0.5.16 or so it is among the server's arguments
+        return target.server_args.cuda_graph_config
+    return get_exec().graph.cuda_graph_config
 
 
 def _no_stream(stream: object = None) -> AbstractContextManager[Any]:
@@ -69,7 +85,7 @@ if os.environ.get("SPECPIVOT_TEST_GRAPHS") == "1":
         module.get_global_graph_memory_pool = lambda: "the only one"
         runner = module.CudaGraphRunner
         runner._create_device_graph = lambda self: Graph()
-        runner._capture_graph = lambda self, graph, pool, stream, run: graph.capture(run, self.attn_backend)
+        runner._capture_graph = lambda self, graph, pool, stream, run: graph.capture(run, _attn_backend(self))
 
     @after_import("patched_worker.plain_graph_early")
     def _capture_early(module: Any) -> None:
@@ -91,6 +107,8 @@ if os.environ.get("SPECPIVOT_TEST_GRAPHS") == "1":
     def _current_runner(module: Any) -> None:
         module.graph_capture = _no_stream
         module.resolve_decode_backend = Backend
+        module.get_or_create_global_graph_capture_stream = lambda: None  # 0.5.23, and the next line
+        module.torch.cpu.is_current_stream_capturing = lambda: False
 
     @after_import("patched_worker.plain_graph")
     def _capture_current(module: Any) -> None:
@@ -102,7 +120,7 @@ if os.environ.get("SPECPIVOT_TEST_GRAPHS") == "1":
 
             kept = target.decode_cuda_graph_runner
             target.decode_cuda_graph_runner = object.__new__(DecodeCudaGraphRunner)
-            target.server_args.cuda_graph_config.decode.bs = list(SIZES)
+            _graph_config(target).decode.bs = list(SIZES)
             target.graph_shared_output = SimpleNamespace(
                 get_logits_buffer=lambda vocabulary, rows: torch.zeros((rows, vocabulary))
             )
