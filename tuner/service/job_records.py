@@ -88,7 +88,10 @@ def eta_s(record: Record, done: int, planned: int, last_s: float | None) -> floa
     new, since_s, pace_s = done - record.points_before, record.started_s, record.point_s
     if new > 0 and last_s is not None:
         since_s, pace_s = last_s, max(last_s - record.started_s, 0.0) / new
-    return max(0.0, pace_s * (planned - done) - (time.time() - since_s))
+    left_s = pace_s * (planned - done) - (time.time() - since_s)
+    if record.kind == "tune":  # its budget ends it, however slow its points are
+        left_s = min(left_s, record.started_s + record.points_planned * record.point_s - time.time())
+    return max(0.0, left_s)
 
 
 def number(file: Path) -> int | None:

@@ -10,6 +10,7 @@ from harness.runfolder import LEVELS
 
 MAX_READ_BYTES = 256 * 1024
 MAX_LINES = 2000
+HEADING = "variant  "  # of the table of points
 _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -24,9 +25,9 @@ def tail(base: Path, lines: int) -> list[str]:
 
 
 def message(base: Path) -> str:
-    """The last line for people: not empty, and not the JSON that a command ends with."""
+    """The last line that says something: no heading, and not the JSON that a command ends with."""
     for line in reversed(_lines(_end(base, 4096))):
-        if line and not line.startswith("{"):
+        if line and not line.startswith(("{", HEADING)):
             return one_line(line)[:300]
     return ""
 

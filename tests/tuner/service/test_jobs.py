@@ -21,7 +21,7 @@ from harness.config import SweepConfig
 from harness.sim.preset import DEFAULT_PRESET, preset_names
 from tests.tuner.runs import manifest, rows, write_run
 from tests.tuner.service.services import call, serving, simulating
-from tuner.service import answers, asked
+from tuner.service import answers, asked, joblog
 from tuner.service.desk import child_environment
 from tuner.service.job_records import Plan, Record
 from tuner.service.jobs import Jobs
@@ -205,6 +205,25 @@ def test_the_pace_of_a_job_tells_its_end(desk: Desk) -> None:
     found = desk.jobs.answer(record)
     assert (found.points_done, found.points_planned) == (9, 81)
     assert found.eta_s == pytest.approx(7200, rel=0.05)
+
+
+def test_the_budget_of_a_tuning_ends_it(desk: Desk) -> None:
+    """However slow its points are: what is left of the budget is the most that it takes."""
+    job = started(desk, msgspec.structs.replace(PLAN, kind="tune", points=60, point_s=10.0))
+    write_run(desk.results / "run", rows()[:2], manifest(config={"tune": {"budget_s": 600}, "sim": "x"}))
+    record = msgspec.structs.replace(desk.jobs.get(job.id), started_s=time.time() - 400)
+    assert desk.jobs.answer(record).eta_s == pytest.approx(200, abs=50)
+
+
+def test_a_message_says_something(tmp_path: Path) -> None:
+    """Neither the heading of the table, nor JSON, nor colours."""
+    base = tmp_path / "job"
+    assert joblog.message(base) == ""
+    heading = f"{'variant':<20}{'C':>5} {'rep':>3}"
+    joblog.file(base).write_text(f"6 points to measure\n{heading}\n\x1b[1m\n{{}}\n")
+    assert joblog.message(base) == "6 points to measure"
+    joblog.file(base).write_text("x" * 5000 + "\nlast\n")
+    assert joblog.message(base) == "last"
 
 
 def test_another_process_of_the_same_number_is_not_the_job(desk: Desk) -> None:
