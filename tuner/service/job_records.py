@@ -59,14 +59,14 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def stored(folder: Path) -> list[Record]:
-    """Every record in a folder; a damaged one is left out."""
+    """Every record in a folder, oldest first; a damaged one is left out."""
     found = []
     for file in folder.glob("*.json"):
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
             record = msgspec.json.decode(file.read_bytes(), type=Record)
             if record.id == file.stem and is_name(record.run):
                 found.append(record)
-    return found
+    return sorted(found, key=lambda record: (record.created_s, record.id))
 
 
 def resumable(record: Record) -> bool:
