@@ -37,13 +37,13 @@ PAGE = ("", "static/style.css", "static/main.js", "api/v1/jobs", "api/v1/servers
 def info(started_s: float, number: int) -> dict[str, Any]:
     """A patched server's /server_info, as large as a real one's and never twice the same."""
     steps = int((time.monotonic() - started_s) * 50)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"batch": batch, "state": state, "steps": steps, "tokens": steps * batch * 2, "seconds": steps * 0.01}
         for batch in range(1, BATCHES + 1)
         for state in (("on", "off") if batch <= BATCHES // 2 else ("off",))
     ]
     on, off = (sum(row["steps"] for row in rows if row["state"] == state) for state in ("on", "off"))
-    block = {"worker": "EAGLEWorkerV2", "module": "m", "version": "0.5.16", "source_hash": "0" * 64}
+    block: dict[str, Any] = {"worker": "EAGLEWorkerV2", "module": "m", "version": "0.5.16", "source_hash": "0" * 64}
     block |= {"threshold": BATCHES // 2, "resume_at": 24, "min_dwell": 16, "policy_id": "p", "last_error": None}
     block |= {"steps_on": on, "steps_off": off, "switches": steps, "ungated": 0, "by_batch": rows, "ranks_agree": True}
     arguments = {f"argument_{n}": f"value {n}" for n in range(350)}
@@ -94,14 +94,16 @@ async def measured(url: str, service: psutil.Process, ports: list[int], pages: i
                 response.raise_for_status()
         async with session.get(f"{url}/api/v1/runs") as response:
             run = (await response.json())["runs"][0]["name"]
-        tasks = [asyncio.create_task(page(session, url, run, counted)) for _ in range(pages)]
+        peak_mib = [0.0]
+        tasks = [asyncio.create_task(sampled(service, peak_mib))]
+        tasks += [asyncio.create_task(page(session, url, run, counted)) for _ in range(pages)]
         await up(session, url, len(ports))
-        peak_mib = await settled(service)
+        await settled(service)
         report = await watched(session, url, service, seconds, counted)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return report | {"with_helper_peak_mib": round(max(peak_mib, report["rss_mib"]), 1)}
+    return report | {"with_helper_peak_mib": round(peak_mib[0], 1)}
 
 
 async def up(session: aiohttp.ClientSession, url: str, count: int) -> None:
@@ -115,14 +117,21 @@ async def up(session: aiohttp.ClientSession, url: str, count: int) -> None:
             await asyncio.sleep(0.2)
 
 
-async def settled(service: psutil.Process) -> float:
-    """Wait until the helper that drew the curves has ended; the most memory that both had, in MiB."""
-    peak = 0.0
+async def sampled(service: psutil.Process, peak_mib: list[float]) -> None:
+    """Note the most memory that the service and its helper have at a time."""
+    while True:
+        with suppress(psutil.NoSuchProcess):
+            peak_mib[0] = max(peak_mib[0], sum(map(rss_mib, (service, *service.children(recursive=True)))))
+        await asyncio.sleep(0.2)
+
+
+async def settled(service: psutil.Process) -> None:
+    """Wait until the helper that drew the curves has ended."""
     async with asyncio.timeout(120):
-        while children := service.children(recursive=True):
-            peak = max(peak, sum(map(rss_mib, (service, *children))))
+        while True:
+            if not service.children(recursive=True):
+                return
             await asyncio.sleep(0.2)
-    return peak
 
 
 async def watched(
