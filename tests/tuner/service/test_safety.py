@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 
@@ -107,6 +108,24 @@ def test_the_token_is_asked_on_every_route_but_the_login(tmp_path: Path) -> None
     found = asyncio.run(ask())
     assert found.pop("shown") == 200
     assert set(found.values()) == {401}, found
+
+
+@pytest.mark.parametrize("path", ["/", "/login/", "/api/v1/runs/x/report"])
+def test_a_browser_is_sent_to_the_login_below_any_prefix(tmp_path: Path, path: str) -> None:
+    """The address is relative: a proxy may offer the service below a path that the service does not know."""
+
+    async def ask() -> tuple[int, str]:
+        async with (
+            serving(tmp_path, TOKEN) as (_, client),
+            client.get(path, headers={"Accept": "text/html"}, allow_redirects=False) as response,
+        ):
+            return response.status, response.headers["Location"]
+
+    status, location = asyncio.run(ask())
+    assert (status, urljoin(f"https://pivot.example/below{path}", location)) == (
+        303,
+        "https://pivot.example/below/login",
+    )
 
 
 @pytest.mark.parametrize(
