@@ -28,13 +28,13 @@ def test_ranks_switch_on_the_same_step(two_ranks: Patched, reference: dict[str, 
     replies = two_ranks.server.generate_all(streams()[:STREAMS], at_once=8)
 
     assert differences(answers(replies), reference["streams"][:STREAMS]) == []
+    state = two_ranks.state()  # all ranks take part in the answer: the slower one, too, has ended its last step then
     first, second = _steps_of_each_rank(two_ranks)
     assert first == second
     for batch, asked, tokens, proposals in first:
         on = batch <= 4
         assert (asked, tokens, proposals) == (NUM_STEPS * on, batch * (NUM_STEPS * on + 1), int(on))
-    assert 20 < sum(asked == 0 for _, asked, _, _ in first) < len(first) - 3
-    state = two_ranks.state()
+    assert 2 < sum(asked == 0 for _, asked, _, _ in first) < len(first) - 2
     assert (state["ranks"], state["ranks_agree"], state["ungated"], state["last_error"]) == (2, True, 0, None)
     two_ranks.server.assert_healthy()
 

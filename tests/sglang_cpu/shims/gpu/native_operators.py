@@ -1,5 +1,5 @@
-"""Norms, activations and rotary embeddings in plain torch: the fused kernels are made for half precision, and the tests
-compare in float32. SGLang brings both; a CUDA graph captures either.
+"""Norms, activations and rotary embeddings in plain torch: not every fused kernel is made for float32, in which the
+tests compare. SGLang brings both; a CUDA graph captures either.
 """
 
 from __future__ import annotations
