@@ -103,10 +103,12 @@ def event(ask: Ask, chunk: Chunk, padding: int = 0, **meta: Any) -> str:
             f'{ask.prompt_tokens},"completion_tokens":{chunk.total},"cached_tokens":0{more}}}}}'
         )
     finish = json.dumps(chunk.finish)
-    content = f'"text":"{text}"' if ask.api == "completions" else f'"delta":{{"content":"{text}"}}'
-    return (
-        f'{{"id":"r","choices":[{{"index":0,{content},"finish_reason":{finish}}}],"usage":{usage(ask, chunk.total)}}}'
-    )
+    if ask.api == "completions":
+        kind, content = "text_completion", f'"text":"{text}"'
+    else:
+        kind, content = "chat.completion.chunk", f'"delta":{{"content":"{text}"}}'
+    choice = f'{{"index":0,{content},"finish_reason":{finish}}}'
+    return f'{{"id":"r","object":"{kind}","model":"mock","choices":[{choice}],"usage":{usage(ask, chunk.total)}}}'
 
 
 def usage(ask: Ask, total: int) -> str:

@@ -4,6 +4,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
 
 from harness import telemetry
@@ -38,6 +39,13 @@ def test_samples_sum_power_and_name_the_busiest(monkeypatch: pytest.MonkeyPatch)
     assert figures is not None
     assert (figures.power_w, figures.sm_clock_mhz, figures.throttled) == (700.0, 1980, True)
     assert figures.utilisation == pytest.approx(0.9)
+
+
+def test_what_is_asked_of_nvml_exists() -> None:
+    """A misspelt reason would never be seen: the names are those of NVIDIA's own module."""
+    names = [name for name in vars(FakeNvml) if name.startswith(("nvml", "NVML"))]
+    names += [f"nvmlClocksEventReason{name}" for name in telemetry._THROTTLING]
+    assert [name for name in names if not hasattr(pynvml, name)] == []
 
 
 def test_only_the_window_counts() -> None:
