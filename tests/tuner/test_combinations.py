@@ -146,4 +146,6 @@ def test_a_simulated_server_runs_a_ladder_of_steps() -> None:
     assert server.engine.gate is not None
     assert [server.engine.gate.decide(batch) for batch in (4, 5, 17, 65)] == [5, 3, 1, 0]
     assert not server.set_internal_state({"speculative_ladder_rungs": 3})
+    assert not server.set_internal_state(dict(to_wire(Policy((Rung(4, 3, 40), Rung(8, 6, 1))))))
+    assert "no step times for 40 draft steps" in (server.last_error or "")
     assert server.info()["internal_states"][0]["specpivot"]["policy_id"] == rule.policy_id
