@@ -11,7 +11,7 @@ import optuna
 from harness.config import SweepConfig
 from harness.errors import UserError
 from harness.load import require_files_for
-from harness.records import Manifest, Variant
+from harness.records import SPECULATIVE_VARIANTS, Manifest, Variant
 from harness.runfolder import MANIFEST, RunFolder, RunWriter
 from harness.sweep import Keys, Reporter, interruptible, point_seconds
 from tuner import recommend
@@ -119,8 +119,9 @@ def _unchanged(out: Path, now: Manifest) -> RunWriter:
 
 
 def _points_in(out: Path) -> int:
-    """Points of a tuning, those of runs below it too."""
-    return sum(len(RunFolder(file.parent).levels()) for file in sorted(out.rglob(MANIFEST)))
+    """Points of a tuning, those of runs below it too; the reference's points there are copies."""
+    below = [RunFolder(file.parent).levels() for file in out.rglob(MANIFEST) if file.parent != out]
+    return len(RunFolder(out).levels()) + sum(row.variant in SPECULATIVE_VARIANTS for rows in below for row in rows)
 
 
 def _outcome(out: Path, made: Recommendation | None, ended: str) -> TuneOutcome:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from harness.errors import UserError
 from harness.records import Variant
 from harness.sim.exposition import Metrics
 from harness.sim.noise import NO_NOISE, Noise
@@ -156,7 +157,9 @@ class Service:
             return not update
         try:
             policy = updated(gate.policy, update)
-        except (ValueError, OverflowError) as error:
+            for steps in {rung.num_steps for rung in policy.rungs}:
+                self.engine.costs.decode_s(1, steps or 0)  # refuses a width that no table tells of
+        except (ValueError, OverflowError, UserError) as error:
             self.last_error = f"refused {update}: {error}"
             return False
         self.last_error = None

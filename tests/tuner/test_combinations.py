@@ -11,8 +11,9 @@ from harness.config import make_config
 from harness.errors import UserError
 from harness.sim.preset import DEFAULT_PRESET, costs_of, load_preset
 from harness.sim.server import settings_from
+from harness.sim.service import ServerSettings, Service
 from harness.variants import server_plans
-from patched_worker.policy import Policy, Rung
+from patched_worker.policy import Policy, Rung, to_wire
 from tuner.combinations import Combination, Worth, best, ladder, wanted, worth
 from tuner.curves import Pivot, Ratio
 from tuner.knobs import parse_search
@@ -132,3 +133,19 @@ def test_settings_change_nothing_else() -> None:
     """A combination is the same sweep on another server."""
     made = Combination(5, 1, 6).settings(CONFIG)
     assert msgspec.structs.replace(made, num_steps=None, topk=1, draft_tokens=None) == CONFIG
+
+
+def test_a_simulated_server_runs_a_ladder_of_steps() -> None:
+    """Set in numbers over its wire, read back rung by rung, and decided by it batch by batch."""
+    rule = Policy((Rung(4, 3, 5), Rung(16, 12, 3), Rung(64, 48, 1)))
+    server = Service(ServerSettings(load_preset(DEFAULT_PRESET), "dynamic", num_steps=3))
+    assert server.set_internal_state(dict(to_wire(rule)))
+    block = server.info()["internal_states"][0]["specpivot"]
+    assert block["policy_id"] == rule.policy_id
+    assert [rung["num_steps"] for rung in block["rungs"]] == [5, 3, 1]
+    assert server.engine.gate is not None
+    assert [server.engine.gate.decide(batch) for batch in (4, 5, 17, 65)] == [5, 3, 1, 0]
+    assert not server.set_internal_state({"speculative_ladder_rungs": 3})
+    assert not server.set_internal_state(dict(to_wire(Policy((Rung(4, 3, 40), Rung(8, 6, 1))))))
+    assert "no step times for 40 draft steps" in (server.last_error or "")
+    assert server.info()["internal_states"][0]["specpivot"]["policy_id"] == rule.policy_id
