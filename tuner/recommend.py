@@ -157,7 +157,7 @@ def build(
         source=run.manifest.source,
         evidence={"run": run.path.name, "points": len(usable(run.levels())), "trials": trials},
         warnings=fit.warnings + _warnings(run, curves, latency, tax),
-        words=words(fit, curves, threshold, literal, aim, latency),
+        words=words(fit, curves, threshold, literal, aim, latency, blind=bool(_blind(run, curves))),
     )
 
 
@@ -247,6 +247,11 @@ def what_is_missing(run: RunFolder) -> str:
     return "eagle3 and the variant it is compared with share no usable concurrency; measure both at the same C"
 
 
+def _blind(run: RunFolder, curves: Curves) -> list[int]:
+    """Planned levels above the largest one with a usable pair."""
+    return [c for c in run.manifest.settings.concurrency if c > max(curves.batches)]
+
+
 def _not_measured(run: RunFolder) -> int:
     """Planned points without a row. A tuning plans one pass of its curves; the rest it decides as it goes."""
     settings, variants = run.manifest.settings, run.manifest.variants
@@ -267,8 +272,7 @@ def _warnings(run: RunFolder, curves: Curves, latency: LatencyC1, tax: dict[str,
     if missing:
         points = "1 planned point was" if missing == 1 else f"{missing} planned points were"
         found.append(f"{points} not measured; --resume measures what is missing")
-    blind = [c for c in run.manifest.settings.concurrency if c > max(curves.batches)]
-    if blind:
+    if blind := _blind(run, curves):
         found.append(
             f"nothing is known above C={max(curves.batches)}: C={', '.join(map(str, blind))} have no usable pair of"
             f" eagle3 and {curves.off}; do not trust the answer there"

@@ -16,10 +16,14 @@ def words(
     literal: LiteralAnswer,
     aim: str,
     latency: LatencyC1,
+    blind: bool = False,
 ) -> dict[str, str]:
-    """Four short paragraphs for people, keyed recommended, confidence, rejected, would_change."""
+    """Four short paragraphs for people, keyed recommended, confidence, rejected, would_change.
+
+    `blind`: larger levels were planned and have no usable pair.
+    """
     return {
-        "recommended": _recommended(fit, threshold, aim),
+        "recommended": _recommended(fit, threshold, aim, blind),
         "confidence": _confidence(fit),
         "rejected": _rejected(curves, threshold, literal, latency),
         "would_change": (
@@ -45,10 +49,15 @@ def span(low: int | None, high: int | None) -> str:
     return f"{ends[0]} to {ends[1]}"
 
 
-def _recommended(fit: Pivot, threshold: int | None, aim: str) -> str:
+def _recommended(fit: Pivot, threshold: int | None, aim: str, blind: bool) -> str:
     if aim == "throughput":
         return f"{name(threshold).capitalize()}: it reaches the highest throughput that keeps the latency constraint."
     small, large = fit.ratios[0], fit.ratios[-1]
+    if fit.shape == "always_on" and blind:
+        return (
+            f"Not known: speculation gains {_gain(large.fitted)} at decode batch {large.batch:.0f}, but no larger level"
+            " that was planned could be used. Measure those before you rely on never disabling it."
+        )
     if fit.shape == "always_on":
         return (
             f"Never disable speculation: it still gains {_gain(large.fitted)} at decode batch {large.batch:.0f},"

@@ -166,6 +166,7 @@ def test_levels_above_all_usable_ones_are_named(tmp_path: Path) -> None:
     ]
     found = recommend(write_run(tmp_path / "run", spoilt))
     assert found.threshold is None
+    assert found.words["recommended"].startswith("Not known: speculation gains")
     assert any(w.startswith("nothing is known above C=16: C=32, 64, 128, 256 have no usable") for w in found.warnings)
     assert not any("nothing is known" in w for w in recommend(write_run(tmp_path / "whole")).warnings)
 
