@@ -12,7 +12,7 @@ from harness.config import load_config, make_config
 from pairs.prompts import KINDS
 
 CONFIGS = sorted((Path(__file__).parent.parent / "results" / "configs").glob("*.toml"))
-CAMPAIGN = [file for file in CONFIGS if "-0.5.16-" in file.name]
+CAMPAIGN = [file for file in CONFIGS if file.name.startswith(("h200-0.5.16-v2-acc", "h200-0.5.16-v2-pair-"))]
 MODELS = {"model": "TARGET", "draft": "DRAFT"}
 VARIED = {"concurrency", "warmup", "duration", "input_tokens", "random_range_ratio", "server_env", "server_args"}
 GPU_KV_GIB = 100.0  # of an H200's 140 GiB, beside two sets of weights
@@ -28,13 +28,13 @@ def shared_part(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
-def test_a_configuration_is_a_sweep_named_after_what_it_does(file: Path) -> None:
-    """It is accepted; acceptance and worker in its name are those it sets; its command writes a folder of its name."""
+def test_a_configuration_does_what_its_name_says(file: Path) -> None:
+    """It is accepted; worker and acceptance in its name are those it sets; its command writes a folder of its name."""
     config = make_config(load_config(file) | MODELS)
     fixed = re.search(r"-acc(\d\.\d)", file.stem)
-    assert config.server_env.get("SGLANG_SIMULATE_ACC_LEN") == (fixed and fixed[1])
     assert f"-{config.worker}-" in file.stem
-    assert f"--out results/{file.stem}\n" in file.read_text()
+    assert fixed is None or config.server_env["SGLANG_SIMULATE_ACC_LEN"] == fixed[1]
+    assert f"--out results/{file.stem}" in file.read_text()
 
 
 def test_the_campaign_is_complete_and_even() -> None:
@@ -55,10 +55,10 @@ def test_both_servers_fit_on_one_gpu(file: Path) -> None:
     assert 2 * config.max_concurrency * longest * KV_GIB_PER_TOKEN < GPU_KV_GIB
 
 
-def test_the_readme_names_every_configuration() -> None:
-    """By its name, or as one of a family written with braces."""
+def test_the_readme_names_the_campaign() -> None:
+    """By families written with braces."""
     page = (CONFIGS[0].parent.parent / "README.md").read_text()
-    families = [(family, re.escape(family)) for family in re.findall(r"h200-[\w.{},-]+", page)]
-    patterns = [re.sub(r"\\{([^}]*)\\}", lambda m: f"({m[1].replace(',', '|')})", text) for _, text in families]
-    for file in CONFIGS:
+    families = [re.escape(family) for family in re.findall(r"h200-[\w.{},-]+", page)]
+    patterns = [re.sub(r"\\{([^}]*)\\}", lambda m: f"({m[1].replace(',', '|')})", text) for text in families]
+    for file in CAMPAIGN:
         assert any(re.fullmatch(pattern, file.stem) for pattern in patterns), file.stem
