@@ -15,12 +15,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from patched_worker import autopilot
+from patched_worker.autopilot import Autopilot, Exchange, Order, ordered, without_order
 from patched_worker.policy import WIRE_KEYS, Gate, Policy, unservable, updated
 from patched_worker.settings import Refusal
+from patched_worker.stepfeed import StepFeed
+from patched_worker.steptrace import StepRecord, Trace
 
 logger = logging.getLogger(__name__)
 
-KEYS = WIRE_KEYS
+KEYS = WIRE_KEYS | autopilot.KEYS
 
 ON, OFF = "on", "off"
 MAX_ECHO = 400  # characters of what somebody sent, in answers and in the log
@@ -55,6 +59,7 @@ class Step:
     target_tokens: int = 0
     draft_calls: int = 0
     tally: Tally | None = None
+    record: StepRecord | None = None
 
     @property
     def off(self) -> bool:
@@ -64,6 +69,8 @@ class Step:
         """Credit output tokens to a step that has ended; with the overlap scheduler they are known one step late."""
         if self.tally is not None:
             self.tally.tokens += tokens
+        if self.record is not None:
+            self.record.tokens = tokens
 
 
 @dataclass(slots=True)
@@ -92,7 +99,7 @@ class Control:
             raise Refusal(f"speculative-policy-file: {problem}; give a ladder of its own steps, or one threshold")
         self.identity = identity
         self.num_steps = num_steps
-        self.gate = Gate(policy, num_steps)
+        self.gate: Gate | Autopilot = Gate(policy, num_steps)
         self.last_error: str | None = None
         self.switches = 0
         self.ungated = 0
@@ -100,7 +107,42 @@ class Control:
         self._tallies: dict[tuple[int, str], Tally] = {}
         self._step: Step | None = None
         self._last_state: str | None = None
-        self._timed: tuple[Tally, float] | None = None
+        self._timed: Step | None = None
+        self._exchange: Exchange | None = None
+        self._leading = True
+        self._trace: Trace | None = None
+        self._feed: StepFeed | None = None
+        self._pilot: Autopilot | None = None
+
+    def connect(
+        self, order: Order | None, trace: Trace | None, exchange: Exchange | None = None, leading: bool = True
+    ) -> None:
+        """Take up the autopilot and the trace; call it once, before the first step.
+
+        Args:
+            order: what the autopilot is to do; None: nothing until it is told.
+            trace: where the leading rank records steps; None: nowhere.
+            exchange: see `Autopilot`.
+            leading: whether this rank decides.
+        """
+        self._exchange, self._leading, self._trace = exchange, leading, trace
+        if order is not None:
+            self._command(order)
+        self._feed_steps()
+
+    def _command(self, order: Order) -> None:
+        if isinstance(self.gate, Autopilot):
+            self.gate.command(order)
+            return
+        policy = self.gate.policy
+        self.gate = Autopilot(self.num_steps, policy, order, exchange=self._exchange, leading=self._leading)
+        self._feed_steps()
+
+    def _feed_steps(self) -> None:
+        self._pilot = self.gate if isinstance(self.gate, Autopilot) else None
+        sinks = [self._pilot.observe] if self._pilot is not None else []
+        sinks += [self._trace.append] if self._trace is not None else []
+        self._feed = StepFeed(sinks) if sinks and self._leading else None
 
     # ---- one decode step
 
@@ -109,11 +151,14 @@ class Control:
 
         Args:
             batch: running requests in the decode batch.
-            seq_lens_sum: sum of their lengths in tokens; needed only where the policy has a context axis.
+            seq_lens_sum: sum of their lengths in tokens; for policies with a context axis, autopilot and trace.
         """
         now = self._stop_clock()
-        self._step = Step(batch, self.gate.decide(batch, seq_lens_sum), started_s=now)
-        return self._step
+        self._step = step = Step(batch, self.gate.decide(batch, seq_lens_sum), started_s=now)
+        if self._feed is not None:
+            flipped = self._pilot is not None and self._pilot.flipped
+            step.record = self._feed.begin(batch, seq_lens_sum, flipped, now)
+        return step
 
     def saw_target(self, tokens: int) -> None:
         """A target forward of a decode step ran over `tokens` tokens, padding not counted."""
@@ -150,24 +195,35 @@ class Control:
             tally = self._tallies[(step.batch, state)] = Tally()
         tally.steps += 1
         step.tally = tally
-        self._timed = (tally, step.started_s)
+        if step.record is not None and state == ON:
+            step.record.drafts = self.num_steps
+        self._timed = step
 
     def interrupt(self) -> None:
         """A prefill is about to run: what follows is not the last decode step's time."""
-        self._stop_clock()
+        now = self._stop_clock()
+        if self._feed is not None:
+            self._feed.prefill(now)
 
     def idle(self) -> None:
         """The server has nothing to run: stop the clock and forget the gate's history."""
         self._stop_clock()
         self._last_state = None
+        if self._feed is not None:
+            self._feed.idle()
+        if self._trace is not None:
+            self._trace.flush()
         self.gate.reset()
 
     def _stop_clock(self) -> float:
         now = time.perf_counter()
-        if self._timed is not None:
-            tally, started_s = self._timed
-            tally.seconds += now - started_s
-            self._timed = None
+        step = self._timed
+        if step is not None and step.tally is not None:
+            seconds = now - step.started_s
+            step.tally.seconds += seconds
+            if step.record is not None:
+                step.record.seconds = seconds
+        self._timed = None
         return now
 
     def _count_ungated(self, message: str) -> None:
@@ -184,7 +240,8 @@ class Control:
     def prepare(self, update: Mapping[str, object]) -> Policy | None:
         """The policy that an update of KEYS would make; None if it is refused, with the reason in `last_error`."""
         try:
-            policy = updated(self.gate.policy, update)
+            ordered(self.gate, update)
+            policy = updated(self.gate.policy, without_order(update))
             if problem := unservable(policy, self.num_steps):
                 raise ValueError(problem)
             return policy
@@ -193,9 +250,21 @@ class Control:
             logger.warning("specpivot: %s", self.last_error)
             return None
 
-    def apply(self, policy: Policy) -> None:
-        """Make a policy the live one; the gate's history is forgotten."""
-        self.gate = Gate(policy, self.num_steps)
+    def apply(self, policy: Policy, update: Mapping[str, object] | None = None) -> None:
+        """Make a policy the live one; the gate's history is forgotten.
+
+        Args:
+            policy: what `prepare` made of the update.
+            update: where it names the autopilot, that one is set too; where it does not, it leaves the wheel.
+        """
+        order = ordered(self.gate, update or {})
+        if order is None or not autopilot.KEYS.issuperset(update or {}):
+            if isinstance(self.gate, Autopilot):
+                self.gate.hold(policy)
+            else:
+                self.gate = Gate(policy, self.num_steps)
+        if order is not None:
+            self._command(order)
         self.last_error = None
         logger.info("specpivot: policy %s, threshold %s", policy.policy_id, policy.threshold)
 
@@ -216,6 +285,7 @@ class Control:
             "off_graph_steps": self.off_graph_steps,
             "switches": self.switches,
             "ungated": self.ungated,
+            **({"autopilot": self.gate.snapshot()} if isinstance(self.gate, Autopilot) else {}),
             "by_batch": [{"batch": batch, "state": state, **asdict(tally)} for (batch, state), tally in rows],
         }
 

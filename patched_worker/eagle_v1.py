@@ -16,7 +16,7 @@ from typing import Any
 
 from patched_worker.control import Control, Identity
 from patched_worker.plain_graph_early import capture
-from patched_worker.probes import TokenCount, watch_draft, watch_target
+from patched_worker.probes import TokenCount, context_of, watch_draft, watch_target
 from patched_worker.refusals import refuse_model
 from patched_worker.settings import Settings
 
@@ -74,7 +74,7 @@ def worker_class(base: Any, identity: Identity, settings: Settings) -> type:
                 control.interrupt()
                 return super().forward_batch_generation(batch, *args, **kwargs)
             self.token_count.before(batch.reqs)
-            step = control.begin(len(batch.reqs))
+            step = control.begin(len(batch.reqs), context_of(batch))
             result = self.off_step.run(batch) if step.off else super().forward_batch_generation(batch, *args, **kwargs)
             control.end(step, bool(result.can_run_cuda_graph))
             step.add_tokens(self.token_count.after())  # verify has appended them, finished requests' included

@@ -6,7 +6,7 @@ from typing import Any
 
 from patched_worker import v2_current, v2_early
 from patched_worker.control import Control, Identity
-from patched_worker.probes import watch_draft, watch_target
+from patched_worker.probes import context_of, watch_draft, watch_target
 from patched_worker.refusals import refuse_model, refuse_v2
 from patched_worker.settings import Settings
 
@@ -110,7 +110,7 @@ def worker_class(base: Any, identity: Identity, settings: Settings) -> type:
                 return super().forward_batch_generation(batch, **kwargs)
             if batch.forward_mode.is_idle() or batch.spec_info is None:
                 return super().forward_batch_generation(batch, **kwargs)
-            step = control.begin(len(batch.seq_lens))
+            step = control.begin(len(batch.seq_lens), context_of(batch))
             if step.off:
                 result = off.run(batch, kwargs.get("on_publish"), kwargs.get("grammar_barrier"))
             else:

@@ -12,13 +12,16 @@ import inspect
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from patched_worker import compat, fingerprints, settings
 from patched_worker.control import KEYS, Control, Identity
 from patched_worker.probes import TokenCount
+from patched_worker.ranks import broadcaster
 from patched_worker.refusals import refuse_arrangement
 from patched_worker.settings import Refusal, Settings
+from patched_worker.steptrace import Trace
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +61,7 @@ def install(chosen: Settings) -> None:
         return
     scheduler.Scheduler.specpivot_installed = True
     _choose_worker(SpeculativeAlgorithm, chosen, version)
-    _verify_start(scheduler.Scheduler)
+    _verify_start(scheduler.Scheduler, chosen)
     _serve_state(scheduler.Scheduler)
     _watch_idle(scheduler.Scheduler)
     _watch_results(scheduler)
@@ -124,11 +127,12 @@ def control_of(scheduler: Any) -> Control:
     return control
 
 
-def _verify_start(scheduler_class: Any) -> None:
+def _verify_start(scheduler_class: Any, chosen: Settings) -> None:
     def make(original: Any) -> Any:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
             control = control_of(self)
+            _connect(self, control, chosen)
             policy, who = control.gate.policy, control.identity
             logger.info(
                 "specpivot active: %s of SGLang %s, off step %s (%s), source %s, policy %s: threshold %s, "
@@ -147,6 +151,20 @@ def _verify_start(scheduler_class: Any) -> None:
         return __init__
 
     _wrap(scheduler_class, "__init__", make)
+
+
+def _connect(scheduler: Any, control: Control, chosen: Settings) -> None:
+    """Autopilot and trace; the ranks of one server meet over the CPU group where there are several."""
+    world, leading = scheduler.tp_group.world_size, scheduler.tp_group.rank_in_group == 0
+    exchange = broadcaster(scheduler.tp_cpu_group) if world > 1 else None
+    trace = None
+    if chosen.trace_file is not None and leading:
+        header = {"num_steps": control.num_steps, **asdict(control.identity)}
+        try:
+            trace = Trace(chosen.trace_file, header)
+        except OSError as error:
+            raise Refusal(f"--speculative-trace-file {chosen.trace_file}: {error.strerror}; give another") from error
+    control.connect(chosen.order, trace, exchange, leading)
 
 
 def _serve_state(scheduler_class: Any) -> None:
@@ -173,7 +191,7 @@ def _serve_state(scheduler_class: Any) -> None:
                 answer = original(self, request)
                 if not answer.updated:
                     return answer
-            control.apply(policy)
+            control.apply(policy, ours)
             return _answer(updated=True)
 
         return set_internal_state

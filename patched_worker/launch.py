@@ -29,19 +29,25 @@ def parse(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         SystemExit: a malformed argument (argparse), or `Refusal`.
     """
     parser = argparse.ArgumentParser(prog="python -m patched_worker", allow_abbrev=False, add_help=False)
-    parser.add_argument("--speculative-disable-batch-threshold", dest=settings.THRESHOLD, metavar="N|never")
+    parser.add_argument("--speculative-disable-batch-threshold", dest=settings.THRESHOLD, metavar="N|never|auto")
     parser.add_argument("--speculative-resume-batch-threshold", dest=settings.RESUME_AT, metavar="N")
     parser.add_argument("--speculative-min-dwell-steps", dest=settings.MIN_DWELL, metavar="N")
     parser.add_argument("--speculative-policy-file", dest=settings.POLICY_FILE, metavar="FILE")
     parser.add_argument("--speculative-draft-sync-steps", dest=settings.DRAFT_SYNC_STEPS, metavar="N")
+    parser.add_argument("--speculative-auto-min", dest=settings.AUTO_MIN, metavar="N")
+    parser.add_argument("--speculative-auto-max", dest=settings.AUTO_MAX, metavar="N")
+    parser.add_argument("--speculative-auto-dry-run", dest=settings.AUTO_DRY_RUN, action="store_const", const="1")
+    parser.add_argument("--speculative-trace-file", dest=settings.TRACE_FILE, metavar="FILE")
     parser.add_argument("--allow-modified-source", dest=settings.ALLOW_MODIFIED_SOURCE, action="store_const", const="1")
     if {"-h", "--help"} & set(arguments):
         parser.print_help(sys.stderr)
         print("\nEvery other argument is SGLang's:", file=sys.stderr)
     ours, rest = parser.parse_known_args(arguments)
     environment = {name: value for name, value in vars(ours).items() if value is not None}
-    if settings.THRESHOLD in environment and settings.POLICY_FILE in environment:
-        raise Refusal("give --speculative-disable-batch-threshold or --speculative-policy-file, not both")
+    if environment.get(settings.THRESHOLD, settings.AUTO) != settings.AUTO and settings.POLICY_FILE in environment:
+        raise Refusal(
+            "give --speculative-disable-batch-threshold or --speculative-policy-file, not both, unless it is auto"
+        )
     return environment, rest
 
 
@@ -54,7 +60,9 @@ def main(arguments: Sequence[str]) -> None:
     environment, rest = parse(arguments)
     os.environ.update(environment)
     if not settings.requested() and not {"-h", "--help"} & set(rest):
-        raise Refusal("give --speculative-disable-batch-threshold N (or `never`), or --speculative-policy-file FILE")
+        raise Refusal(
+            "give --speculative-disable-batch-threshold N (or `never`, `auto`), or --speculative-policy-file FILE"
+        )
     if settings.requested():
         settings.from_environ()
     compat.sglang_version()
@@ -79,7 +87,7 @@ def _serve(arguments: list[str]) -> None:
     if chosen.allow_modified_source:
         if compat.resolved(server_args).skip_server_warmup:
             raise Refusal("--allow-modified-source checks the server in its warm-up; drop --skip-server-warmup")
-        extra["execute_warmup_func"] = functools.partial(selfcheck.warmup, policy=chosen.policy)
+        extra["execute_warmup_func"] = functools.partial(selfcheck.warmup, policy=chosen.policy, order=chosen.order)
     try:
         launch_server(server_args, run_scheduler_process_func=run_scheduler_process, **extra)
     finally:

@@ -6,6 +6,8 @@ from typing import Any
 
 from patched_worker.control import Control
 
+CONTEXT_SAMPLE = 8  # requests at most: a step must not take longer for a figure that changes slowly
+
 
 def watch_target(model_runner: Any, control: Control) -> None:
     """Report every decode forward of the target model, speculative or plain.
@@ -59,3 +61,18 @@ class TokenCount:
 def output_tokens(reqs: list[Any]) -> int:
     """Output tokens of these requests that their clients get: what follows a stop is cut off."""
     return sum(len(req.output_ids) if req.finished_len is None else req.finished_len for req in reqs)
+
+
+def context_of(batch: Any) -> int:
+    """Sum of the sequence lengths of a batch; 0 where the host knows nothing of them.
+
+    The overlap scheduler of newer releases keeps no lengths on the host: there it is estimated from some requests.
+    """
+    lengths = getattr(batch, "seq_lens_cpu", None)
+    if lengths is not None:
+        return int(lengths.sum())
+    reqs = getattr(batch, "reqs", None)
+    if not reqs:
+        return 0
+    some = reqs[:: len(reqs) // CONTEXT_SAMPLE + 1]
+    return sum(len(req.origin_input_ids) + len(req.output_ids) for req in some) * len(reqs) // len(some)

@@ -14,6 +14,7 @@ import threading
 import urllib.request
 from typing import Any
 
+from patched_worker.autopilot import MODE_KEY, Order
 from patched_worker.policy import DWELL_KEY, NEVER_DISABLE, RESUME_KEY, THRESHOLD_KEY, Policy
 
 logger = logging.getLogger(__name__)
@@ -82,12 +83,13 @@ def _switch(server: Server) -> None:
         server.set_policy(0 if index % 2 else NEVER_DISABLE)
 
 
-def warmup(server_args: Any, policy: Policy) -> bool:
+def warmup(server_args: Any, policy: Policy, order: Order | None = None) -> bool:
     """SGLang's warm-up, followed by the check; whether the server may serve.
 
     Args:
         server_args: SGLang's ServerArgs.
         policy: the one that is live afterwards.
+        order: the autopilot's, which setting policies has switched off.
     """
     from sglang.srt.entrypoints import http_server
 
@@ -103,6 +105,8 @@ def warmup(server_args: Any, policy: Policy) -> bool:
         return False
     threshold = NEVER_DISABLE if policy.threshold is None else policy.threshold
     server.set_policy(threshold, policy.resume_at or NEVER_DISABLE, policy.min_dwell)
+    if order is not None:
+        server.post("/set_internal_state", {"server_args": {MODE_KEY: int(order.mode)}})
     manager.server_status = status.Up
     logger.warning("specpivot: self-check passed on modified source; this build was not validated")
     return True

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patched_worker.autopilot import START_THRESHOLD, Mode, Order
+from patched_worker.autopilot_decide import Bounds
 from patched_worker.policy import DEFAULT_MIN_DWELL_STEPS, MAX_NUMBER, NEVER_DISABLE, Policy, Rung
 
 THRESHOLD = "SPECPIVOT_DISABLE_BATCH_THRESHOLD"
@@ -21,6 +23,11 @@ MIN_DWELL = "SPECPIVOT_MIN_DWELL_STEPS"
 POLICY_FILE = "SPECPIVOT_POLICY_FILE"
 ALLOW_MODIFIED_SOURCE = "SPECPIVOT_ALLOW_MODIFIED_SOURCE"
 DRAFT_SYNC_STEPS = "SPECPIVOT_DRAFT_SYNC_STEPS"
+AUTO_MIN = "SPECPIVOT_AUTO_MIN"
+AUTO_MAX = "SPECPIVOT_AUTO_MAX"
+AUTO_DRY_RUN = "SPECPIVOT_AUTO_DRY_RUN"
+TRACE_FILE = "SPECPIVOT_TRACE_FILE"
+AUTO = "auto"
 LAUNCHED = "SPECPIVOT_LAUNCHED"  # set by our launcher, which checks modified source; SGLang's own cannot
 
 
@@ -40,11 +47,15 @@ class Settings:
         policy: the switching rule at start.
         allow_modified_source: run although functions of SGLang differ from the ones that were validated.
         draft_sync_steps: plain steps until the draft's KV is brought up to date; None: the number of draft tokens.
+        order: what the autopilot is to do; None: the threshold stays as it is set.
+        trace_file: where decode steps are recorded; None: nowhere.
     """
 
     policy: Policy
     allow_modified_source: bool = False
     draft_sync_steps: int | None = None
+    order: Order | None = None
+    trace_file: Path | None = None
 
 
 def requested(environ: Mapping[str, str] = os.environ) -> bool:
@@ -62,20 +73,33 @@ def from_environ(environ: Mapping[str, str] = os.environ) -> Settings:
         policy=_policy(environ),
         allow_modified_source=environ.get(ALLOW_MODIFIED_SOURCE) == "1",
         draft_sync_steps=_number(environ, DRAFT_SYNC_STEPS),
+        order=_order(environ),
+        trace_file=Path(file) if (file := environ.get(TRACE_FILE)) else None,
     )
 
 
+def _order(environ: Mapping[str, str]) -> Order | None:
+    named = [name for name in (AUTO_MIN, AUTO_MAX, AUTO_DRY_RUN) if environ.get(name)]
+    if environ.get(THRESHOLD) != AUTO:
+        if named:
+            raise Refusal(f"{', '.join(named)} without {THRESHOLD}={AUTO}; give that too, or none of them")
+        return None
+    mode = Mode.DRY_RUN if environ.get(AUTO_DRY_RUN) == "1" else Mode.AUTO
+    try:
+        return Order(mode, Bounds(_number(environ, AUTO_MIN) or 0, _number(environ, AUTO_MAX)))
+    except ValueError as error:
+        raise Refusal(str(error)) from error
+
+
 def threshold_from_text(text: str) -> int | None:
-    """`never` or -1: speculation is never disabled (None); otherwise a number of requests.
+    """`never` or -1: speculation is never disabled (None); `auto`: where the autopilot begins; else a number.
 
     Raises:
         ValueError: anything else.
     """
     if text in ("never", str(NEVER_DISABLE)):
         return None
-    if text == "auto":
-        raise ValueError("auto is not available yet; run `specpivot tune` and pass --speculative-policy-file")
-    return int(text)
+    return START_THRESHOLD if text == AUTO else int(text)
 
 
 def policy_from_file(path: Path) -> Policy:
@@ -108,7 +132,7 @@ def _check_numbers(document: Mapping[str, Any]) -> None:
 
 def _policy(environ: Mapping[str, str]) -> Policy:
     text = environ.get(THRESHOLD)
-    if not text:
+    if not text or (text == AUTO and environ.get(POLICY_FILE)):
         return policy_from_file(Path(environ[POLICY_FILE]))
     try:
         threshold = threshold_from_text(text)

@@ -11,10 +11,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+# what the simulation plays and the tuner replays
+SHARED = {
+    f"patched_worker.{name}"
+    for name in (
+        "policy",
+        "autopilot",
+        "autopilot_decide",
+        "autopilot_curve",
+        "autopilot_evidence",
+        "steptrace",
+        "switchback",
+    )
+}
 ALLOWED = {
     "patched_worker": {"patched_worker"},
-    "harness": {"harness", "patched_worker.policy"},
-    "tuner": {"tuner", "harness", "patched_worker.policy"},
+    "harness": {"harness", *SHARED},
+    "tuner": {"tuner", "harness", *SHARED},
     "pairs": {"pairs", "harness"},
 }
 OURS = ("patched_worker", "harness", "tuner", "pairs", "specpivot")

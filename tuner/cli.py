@@ -21,6 +21,7 @@ from tuner import export as exports
 from tuner import plots, report
 from tuner.compare import Comparison, compare
 from tuner.recommend import Objective, Recommendation, read, recommend
+from tuner.replay import in_words, read_trace, replay
 from tuner.service.serve_cli import serve
 from tuner.texts import choice, console, last_line, share, tell
 from tuner.traffic import weights_from
@@ -44,7 +45,10 @@ def register(app: typer.Typer) -> None:
 
 
 def recommend_command(
-    run: Run,
+    run: Annotated[Path | None, typer.Argument(help="Run folder made by sweep or tune.", show_default=False)] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Instead of a run: decode steps that a patched server recorded.")
+    ] = None,
     latency_slack: Annotated[str, typer.Option(help="How much slower a lone user may become: 5% or 0.05.")] = "5%",
     objective_name: Annotated[
         str, typer.Option("--objective", help="score, or throughput (the literal one).")
@@ -55,7 +59,13 @@ def recommend_command(
     watch: Annotated[float, typer.Option(min=1, help="Seconds to watch that server's /metrics.")] = 60.0,
     plot: Annotated[bool, typer.Option(help="Write plots into RUN/plots.")] = True,
 ) -> None:
-    """Recommend a threshold from measured curves; sends no load."""
+    """Recommend a threshold from measured curves, or from recorded live traffic; sends no load."""
+    if (run is None) == (trace is None):
+        raise UserError("give a run folder, or --trace FILE")
+    if trace is not None:
+        recommend_from_trace(trace)
+        return
+    assert run is not None
     folder = RunFolder(run)
     histogram = weights_from(weights, watch) if weights else None
     found = recommend(folder, share(latency_slack), histogram, choice(objective_name, Objective, "--objective"))
@@ -66,6 +76,17 @@ def recommend_command(
     last_line(found)
     if any(not row.usable for row in folder.levels()):
         raise typer.Exit(PARTIAL)
+
+
+def recommend_from_trace(file: Path) -> None:
+    """Replay every threshold against a step trace, and tell."""
+    found = replay(read_trace(file), file.name)
+    out = console()
+    for line in in_words(found):
+        out.print(line, soft_wrap=True, markup=False)
+    for warning in found.warnings:
+        out.print(f"warning: {warning}", style="yellow", soft_wrap=True)
+    last_line(found)
 
 
 def export_command(

@@ -24,7 +24,10 @@ from harness.sim.acceptance import Acceptance
 from harness.sim.noise import NO_NOISE, Disturbance, Noise
 from harness.sim.preset import NO_FRONT_END, Costs, FrontEnd, Limits
 from harness.sim.progress import BatchCount, Counters, Counts, Request, Step
-from patched_worker.policy import Gate, Policy
+from harness.sim.recording import Recorder, commanded, gate_for, held
+from patched_worker.autopilot import Order
+from patched_worker.policy import Policy
+from patched_worker.steptrace import Trace
 
 
 class Engine:
@@ -39,6 +42,7 @@ class Engine:
         seed: of acceptance, noise and the front end's jitter, which draw from separate streams.
         noise: how step times scatter.
         num_steps: draft steps of a rung that does not say; None takes those that acceptance was measured with.
+        order, trace: what the autopilot is to do, and where decode steps are recorded; None: no such thing.
     """
 
     def __init__(
@@ -51,6 +55,8 @@ class Engine:
         seed: int = 0,
         noise: Noise = NO_NOISE,
         num_steps: int | None = None,
+        order: Order | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self.costs = costs
         self.limits = limits
@@ -76,7 +82,8 @@ class Engine:
         self._prefill_s: dict[int, float] = {}  # by tokens
         self._chances: dict[int, npt.NDArray[np.float64]] = {}
         self.num_steps = acceptance.num_steps if num_steps is None else num_steps
-        self.gate = None if policy is None else Gate(policy, self.num_steps)
+        self._recorder = Recorder(trace)
+        self.gate = gate_for(policy, self.num_steps, order, seed)
 
     @property
     def running(self) -> Sequence[Request]:
@@ -92,8 +99,17 @@ class Engine:
         return self._reserved_tokens
 
     def set_policy(self, policy: Policy) -> None:
-        """Change the rule; the gate starts afresh."""
-        self.gate = Gate(policy, self.num_steps)
+        """Change the rule; the gate starts afresh, and an autopilot leaves the wheel."""
+        self.gate = held(self.gate, policy, self.num_steps)
+
+    def command(self, order: Order) -> None:
+        """Set the autopilot of a server that can speculate; it begins at the present threshold."""
+        self.gate = commanded(self.gate, order, self.num_steps)
+
+    def drift(self, acceptance: Acceptance) -> None:
+        """From now on drafts are accepted so: the traffic's text has changed."""
+        self.acceptance = acceptance
+        self._chances.clear()
 
     def check(self, request: Request) -> None:
         """See whether a request can be served at all.
@@ -104,7 +120,7 @@ class Engine:
         if request.prompt_tokens < 1 or request.output_tokens < 1:
             raise UserError("a simulated request needs at least one prompt token and one output token")
         room = min(self.limits.context_length, self.limits.max_total_num_tokens)
-        if _reservation(request) > room:
+        if request.reservation > room:
             raise UserError(
                 f"Requested token count exceeds the model's maximum context length of {room} tokens: "
                 f"{request.prompt_tokens} of input and {request.output_tokens} to come."
@@ -151,7 +167,7 @@ class Engine:
         dropped = [request for request in (*self._arriving, *self._waiting) if chosen(request)]
         for request in dropped:
             request.finish, request.finished_s = "abort", self.now_s
-            self._reserved_tokens -= _reservation(request) if request.prefilled else 0
+            self._reserved_tokens -= request.reservation if request.prefilled else 0
         self._arriving = [request for request in self._arriving if request.finish is None]
         self._waiting = deque(request for request in self._waiting if request.finish is None)
         dropped += self._retire(np.array([chosen(request) for request in self._running], bool), "abort")
@@ -166,7 +182,7 @@ class Engine:
             request = self._waiting[0]
             if not request.prefilled and not self._fits(request, len(self._running) + len(batch)):
                 break
-            self._reserved_tokens += 0 if request.prefilled else _reservation(request)
+            self._reserved_tokens += 0 if request.prefilled else request.reservation
             part = min(request.prompt_tokens - request.prefilled, budget)
             request.prefilled += part
             budget -= part
@@ -178,7 +194,7 @@ class Engine:
 
     def _fits(self, request: Request, admitted: int) -> bool:
         has_slot = admitted < self.limits.max_running_requests
-        return has_slot and self._reserved_tokens + _reservation(request) <= self.limits.max_total_num_tokens
+        return has_slot and self._reserved_tokens + request.reservation <= self.limits.max_total_num_tokens
 
     def _prefill(self, batch: list[tuple[Request, int]]) -> Step:
         tokens = sum(part for _, part in batch)
@@ -196,6 +212,7 @@ class Engine:
         self._accepted_drafts = np.append(self._accepted_drafts, none_yet)
         self.counters.prefills += 1
         self.counters.prefill_s += end_s - start_s
+        self._recorder.prefill_s += end_s - start_s
         self.counters.prompt_tokens += tokens
         self.counters.output_tokens += len(first)
         return Step("prefill", start_s, end_s, 0, first, np.ones(len(first), np.int64), self._finish())
@@ -204,7 +221,8 @@ class Engine:
         requests = self._running
         batch = len(requests)
         drafts = 0 if self.gate is None else self.gate.decide(batch, self._context_tokens)
-        start_s, end_s = self._spend(self._cost(batch, drafts))
+        context = self._context_tokens
+        start_s, end_s = self._spend(self._cost(batch, drafts) + self.costs.context_s(batch, drafts, context))
         tokens = np.minimum(self._accepted(batch, drafts), self._left)
         total = int(tokens.sum())
         self._left = self._left - tokens
@@ -213,6 +231,7 @@ class Engine:
             self._accepted_drafts += tokens - 1
         self._context_tokens += total
         self._count(batch, drafts, total, end_s - start_s)
+        self._recorder.add(self.gate, batch, context, drafts, total, end_s - start_s)
         return Step("decode", start_s, end_s, drafts, requests, tokens, self._finish())
 
     def _cost(self, batch: int, drafts: int) -> float:
@@ -263,7 +282,7 @@ class Engine:
             request.accepted_drafts = int(self._accepted_drafts[position])
             request.finish, request.finished_s = finish, self.now_s
             self._context_tokens -= request.prompt_tokens + request.generated
-            self._reserved_tokens -= _reservation(request)
+            self._reserved_tokens -= request.reservation
             ended.append(request)
         if ended:
             self._running = [request for request in self._running if request.finish is None]
@@ -273,9 +292,6 @@ class Engine:
 
     def _fall_idle(self) -> None:
         self._drafts_before = None
+        self._recorder.idle()
         if self.gate is not None:
             self.gate.reset()
-
-
-def _reservation(request: Request) -> int:
-    return request.prompt_tokens + request.output_tokens

@@ -10,6 +10,7 @@ from typing import Any
 from harness.sim import engine as engine_module
 from harness.sim.engine import Engine
 from harness.sim.preset import Preset
+from patched_worker.autopilot import Autopilot
 from patched_worker.policy import NEVER_DISABLE
 
 _WORKERS = {"v1": "EAGLEWorker", "v2": "EAGLEWorkerV2"}
@@ -36,6 +37,7 @@ def specpivot_block(engine: Engine, preset: Preset, last_error: str | None) -> d
         "steps_off": counters.steps("off"),
         "switches": counters.switches,
         "ungated": 0,
+        **({"autopilot": engine.gate.snapshot()} if isinstance(engine.gate, Autopilot) else {}),
         "by_batch": [
             {"batch": batch, "state": state, "steps": at.steps, "tokens": at.tokens, "seconds": at.seconds}
             for (batch, state), at in sorted(counters.by_batch.items())

@@ -18,7 +18,9 @@ from harness.sim.engine import Engine
 from harness.sim.noise import NO_NOISE, Noise
 from harness.sim.preset import Preset, costs_of
 from harness.sim.progress import Request, Step
+from patched_worker.autopilot import Order
 from patched_worker.policy import Policy
+from patched_worker.steptrace import Trace
 
 NEVER_DISABLE = Policy.from_threshold(None)
 ALWAYS_OFF = Policy.from_threshold(0)
@@ -73,17 +75,22 @@ def make_engine(
     seed: int = 0,
     noise: Noise = NO_NOISE,
     num_steps: int | None = None,
+    order: Order | None = None,
+    trace: Trace | None = None,
 ) -> Engine:
     """The engine of the server that plays `variant`.
 
     Args:
         policy: overrides the variant's own; ignored on a server that cannot speculate.
         num_steps: the server's own draft steps; None takes the preset's.
+        order, trace: see the engine; nothing is recorded of a server that cannot speculate.
     """
     start = initial_policy(variant)
     chosen = policy if policy is not None and start is not None else start
     costs = costs_of(preset, variant)
-    return Engine(costs, preset.limits, preset.acceptance, chosen, preset.frontend, seed, noise, num_steps)
+    return Engine(
+        costs, preset.limits, preset.acceptance, chosen, preset.frontend, seed, noise, num_steps, order, trace
+    )
 
 
 def simulate_closed_loop(

@@ -33,6 +33,19 @@ class ServerTables(msgspec.Struct, frozen=True):
     prefill: StepTable
 
 
+class ContextCost(msgspec.Struct, frozen=True):
+    """What longer sequences add to a decode step: seconds per token of the batch's sequence lengths.
+
+    Attributes:
+        mean_tokens: the mean sequence length at which the decode tables hold; shorter ones are not cheaper.
+        plain, speculative: seconds per token beyond it, of a step without and with drafts.
+    """
+
+    mean_tokens: int
+    plain: float
+    speculative: float
+
+
 class PatchedTables(msgspec.Struct, frozen=True):
     """Step times of the patched server.
 
@@ -43,6 +56,7 @@ class PatchedTables(msgspec.Struct, frozen=True):
         prefill: target and draft prefill together.
         off_tax: cost of an off step beyond the reference's decode step, as a fraction.
         switch_cost_s: added to a step that speculates after one that did not, or the other way round.
+        context: what longer sequences add; None: nothing.
     """
 
     reference: Literal["baseline", "baseline_no_overlap"]
@@ -51,6 +65,7 @@ class PatchedTables(msgspec.Struct, frozen=True):
     prefill: StepTable
     off_tax: TaxTable
     switch_cost_s: float = 0.0
+    context: ContextCost | None = None
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -130,6 +145,15 @@ class Costs(msgspec.Struct, frozen=True):
     off_tax: TaxTable | None = None
     speculative: dict[int, StepTable] = {}
     switch_cost_s: float = 0.0
+    context: ContextCost | None = None
+
+    def context_s(self, batch: int, drafts: int, tokens: int) -> float:
+        """Seconds that sequences of `tokens` in all add to such a step."""
+        cost = self.context
+        if cost is None:
+            return 0.0
+        beyond = max(0, tokens - batch * cost.mean_tokens)
+        return beyond * (cost.speculative if drafts else cost.plain)
 
     def decode_s(self, batch: int, drafts: int) -> float:
         """Seconds of a decode step of `batch` requests with `drafts` draft steps.
@@ -156,7 +180,14 @@ def costs_of(preset: Preset, variant: Variant) -> Costs:
         return Costs(tables.decode, tables.prefill)
     patched = preset.patched
     reference = preset.baseline if patched.reference == "baseline" else preset.baseline_no_overlap
-    return Costs(reference.decode, patched.prefill, patched.off_tax, patched.speculative, patched.switch_cost_s)
+    return Costs(
+        reference.decode,
+        patched.prefill,
+        patched.off_tax,
+        patched.speculative,
+        patched.switch_cost_s,
+        patched.context,
+    )
 
 
 def preset_names() -> list[str]:

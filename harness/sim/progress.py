@@ -34,6 +34,11 @@ class Request:
     finished_s: float | None = None
     finish: Literal["length", "abort"] | None = None
 
+    @property
+    def reservation(self) -> int:
+        """KV tokens that it holds from its admission to its end."""
+        return self.prompt_tokens + self.output_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import uvloop
@@ -25,6 +26,8 @@ from harness.sim.app import make_app
 from harness.sim.noise import Noise
 from harness.sim.preset import DEFAULT_PRESET, checked_variant, costs_of, load_preset
 from harness.sim.service import ServerSettings, Service
+from patched_worker.autopilot import Mode, Order
+from patched_worker.autopilot_decide import Bounds
 from patched_worker.policy import NEVER_DISABLE, Policy
 
 
@@ -85,6 +88,7 @@ def settings_from(arguments: Sequence[str]) -> ServerSettings:
     try:
         policy = _policy(options)
         noise = Noise(options.noise, options.drift)
+        order = _order(options)
     except ValueError as error:
         raise UserError(str(error)) from error
     return ServerSettings(
@@ -99,7 +103,15 @@ def settings_from(arguments: Sequence[str]) -> ServerSettings:
         options.port,
         options.api_key,
         options.admin_api_key,
+        order,
+        options.trace_file,
     )
+
+
+def _order(options: argparse.Namespace) -> Order | None:
+    if not options.auto:
+        return None
+    return Order(Mode.DRY_RUN if options.auto_dry_run else Mode.AUTO, Bounds(options.auto_min, options.auto_max))
 
 
 def _policy(options: argparse.Namespace) -> Policy | None:
@@ -120,6 +132,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--min-dwell", type=int)
     parser.add_argument("--num-steps", type=int, help="draft steps; the preset's own by default")
     parser.add_argument("--topk", type=int, default=1, help="1: chains only")
+    parser.add_argument("--auto", action="store_true", help="the autopilot tunes the threshold")
+    parser.add_argument("--auto-min", type=int, default=0)
+    parser.add_argument("--auto-max", type=int)
+    parser.add_argument("--auto-dry-run", action="store_true", help="it measures and notes, the threshold stays")
+    parser.add_argument("--trace-file", type=Path, help="record every decode step there")
     parser.add_argument("--time-scale", type=float, default=1.0, help="simulated seconds per second")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--noise", type=float, default=0.0, help="sigma of the log of a step's time")

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +21,9 @@ from harness.sim.predict import make_engine
 from harness.sim.preset import Preset
 from harness.sim.progress import Request, Step
 from harness.sim.wire import Answer, ChunkRenderer, Words
+from patched_worker.autopilot import Order, ordered, without_order
 from patched_worker.policy import Policy, updated
+from patched_worker.steptrace import Trace
 
 # A client that reads this slowly gets the tokens of several steps in one chunk, as from SGLang.
 MAX_UNSENT_BYTES = 1 << 20
@@ -33,7 +36,8 @@ class ServerSettings(msgspec.Struct, frozen=True):
         variant: what it plays; eagle3, dynamic and forced_off are one patched server with another initial policy.
         policy: the initial policy of a patched server; None is the variant's own.
         time_scale: simulated seconds per second of the wall clock.
-        seed, noise, num_steps: see the engine.
+        seed, noise, num_steps, order: see the engine.
+        trace_file: where decode steps are recorded; None: nowhere.
     """
 
     preset: Preset
@@ -47,6 +51,8 @@ class ServerSettings(msgspec.Struct, frozen=True):
     port: int = 0
     api_key: str | None = None
     admin_api_key: str | None = None
+    order: Order | None = None
+    trace_file: Path | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -93,8 +99,17 @@ class Service:
     def __init__(self, settings: ServerSettings) -> None:
         preset = settings.preset
         self.settings = settings
+        steps = settings.num_steps or preset.acceptance.num_steps
+        trace = settings.trace_file and Trace(settings.trace_file, {"num_steps": steps})
         self.engine = make_engine(
-            preset, settings.variant, settings.policy, settings.seed, settings.noise, settings.num_steps
+            preset,
+            settings.variant,
+            settings.policy,
+            settings.seed,
+            settings.noise,
+            settings.num_steps,
+            settings.order,
+            trace or None,
         )
         self.clock = Clock(settings.time_scale)
         self.metrics = Metrics(self.engine, preset.model)
@@ -156,15 +171,18 @@ class Service:
         if gate is None:
             return not update
         try:
-            policy = updated(gate.policy, update)
+            order, rest = ordered(gate, update), without_order(update)
+            policy = updated(gate.policy, rest)
             for steps in {rung.num_steps for rung in policy.rungs}:
                 self.engine.costs.decode_s(1, steps or 0)  # refuses a width that no table tells of
         except (ValueError, OverflowError, UserError) as error:
             self.last_error = f"refused {update}: {error}"
             return False
         self.last_error = None
-        if update:
+        if rest:
             self.engine.set_policy(policy)
+        if order is not None:
+            self.engine.command(order)
         return True
 
     def flush_cache(self) -> bool:

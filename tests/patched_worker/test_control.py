@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from patched_worker.autopilot import MAX_KEY, MODE_KEY, Autopilot, Mode, Order
+from patched_worker.autopilot_decide import Bounds
 from patched_worker.control import Control, Identity, Step
 from patched_worker.policy import DWELL_KEY, RESUME_KEY, THRESHOLD_KEY, Policy, Rung, to_wire
 from patched_worker.settings import Refusal
+from patched_worker.steptrace import Trace
 
 IDENTITY = Identity("sglang.Worker", "patched_worker.eagle_v2", "0.5.16", "0123456789ab")
 DRAFT_TOKENS = 4
@@ -240,3 +245,93 @@ def test_snapshot_has_the_keys_that_programs_rely_on(control: Control) -> None:
         *("last_error", "steps_on", "steps_off", "switches", "ungated", "by_batch"),
     }
     assert set(row(control, 5, "off")) == {"batch", "state", "steps", "tokens", "seconds"}
+
+
+def updated(control: Control, update: dict[str, object]) -> None:
+    """As the scheduler does it."""
+    policy = control.prepare(update)
+    assert policy is not None
+    control.apply(policy, update)
+
+
+def decode(control: Control, batch: int) -> Step:
+    """One step that does what the gate asks, with its tokens."""
+    step = control.begin(batch, 100 * batch)
+    if not step.off:
+        control.saw_draft()
+    control.saw_target(batch if step.off else batch * DRAFT_TOKENS)
+    control.end(step)
+    step.add_tokens(batch if step.off else 2 * batch)
+    return step
+
+
+def test_the_autopilot_is_told_of_every_step_by_what_it_was(control: Control) -> None:
+    """Batch, context, tokens and state reach the trace; flipped steps are marked."""
+    trace = Trace()
+    control.connect(Order(), trace)
+    for _ in range(200):
+        decode(control, 4)
+    records = list(trace.ring)
+
+    assert len(records) == 199  # the last one's time is still running
+    assert {(record.batch, record.context) for record in records} == {(4, 400)}
+    flipped = [record for record in records if record.flipped]
+    assert flipped
+    assert all(record.drafts == 0 and record.tokens == 4 for record in flipped)
+    assert isinstance(control.gate, Autopilot)
+    assert control.gate.evidence.accept.mean == 2.0
+    assert control.snapshot()["autopilot"]
+
+
+def test_a_threshold_from_the_operator_takes_the_wheel(control: Control) -> None:
+    """And the autopilot's own key gives it back, from that threshold on."""
+    control.connect(Order(bounds=Bounds(0, 64)), None)
+    updated(control, {THRESHOLD_KEY: 20})
+    assert isinstance(control.gate, Autopilot)
+    assert (control.gate.order.mode, control.gate.policy.threshold) == (Mode.HELD, 20)
+
+    updated(control, {MODE_KEY: 1, MAX_KEY: 80})
+    assert control.gate.order == Order(Mode.AUTO, Bounds(0, 80))
+    assert control.gate.plan.threshold == 20
+
+
+def test_the_autopilot_can_be_switched_on_live(control: Control) -> None:
+    """A server that was started with a fixed threshold can tune from there."""
+    assert "autopilot" not in control.snapshot()
+    updated(control, {MODE_KEY: 2})
+
+    assert isinstance(control.gate, Autopilot)
+    assert control.gate.order.mode is Mode.DRY_RUN
+    assert control.gate.policy.threshold == 4
+
+
+def test_an_unfit_order_is_refused_with_all_that_came_with_it(control: Control) -> None:
+    """Nothing changes, and the reason names the key."""
+    assert control.prepare({THRESHOLD_KEY: 8, MODE_KEY: 7}) is None
+    assert control.gate.policy.threshold == 4
+    assert MODE_KEY in str(control.last_error)
+
+
+def test_ranks_that_do_not_lead_keep_no_records() -> None:
+    """They follow; their times are not asked for."""
+    control = Control(Policy.from_threshold(4), DRAFT_TOKENS - 1, IDENTITY)
+    control.connect(Order(), None, exchange=lambda numbers: numbers, leading=False)
+    for _ in range(300):
+        decode(control, 4)
+
+    assert isinstance(control.gate, Autopilot)
+    assert control.gate.evidence.now_s == 0.0
+
+
+def test_an_idle_server_has_its_trace_on_disk(tmp_path: Path) -> None:
+    """Whoever looks at a quiet server misses no step."""
+    trace = Trace(tmp_path / "t")
+    control = Control(Policy.from_threshold(4), DRAFT_TOKENS - 1, IDENTITY)
+    control.connect(None, trace)
+    for _ in range(3):
+        decode(control, 4)
+    control.idle()
+
+    assert (tmp_path / "t").read_bytes().count(b"\n") >= 1
+    assert len((tmp_path / "t").read_bytes().partition(b"\n")[2]) == 3 * 20
+    trace.close()

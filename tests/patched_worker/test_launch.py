@@ -62,3 +62,28 @@ def test_a_start_without_a_policy_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
     with pytest.raises(Refusal, match="speculative-disable-batch-threshold"):
         main(["--model-path", "m"])
+
+
+def test_auto_its_bounds_and_the_trace_are_ours() -> None:
+    """All of them travel in the environment."""
+    environment, rest = parse(
+        [
+            "--speculative-disable-batch-threshold=auto",
+            "--speculative-policy-file=r.json",
+            "--speculative-auto-min=2",
+            "--speculative-auto-max=64",
+            "--speculative-auto-dry-run",
+            "--speculative-trace-file=t",
+            "--port=1",
+        ]
+    )
+
+    assert rest == ["--port=1"]
+    assert environment == {
+        settings.THRESHOLD: "auto",
+        settings.POLICY_FILE: "r.json",
+        settings.AUTO_MIN: "2",
+        settings.AUTO_MAX: "64",
+        settings.AUTO_DRY_RUN: "1",
+        settings.TRACE_FILE: "t",
+    }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
+
 from patched_worker.control import Control, Identity
 from patched_worker.policy import Policy
-from patched_worker.probes import TokenCount, output_tokens, watch_draft, watch_target
+from patched_worker.probes import TokenCount, context_of, output_tokens, watch_draft, watch_target
 
 
 def mode(decode: bool = False, verify: bool = False) -> SimpleNamespace:
@@ -63,3 +65,24 @@ def test_token_count_follows_the_batch_as_requests_come_and_go() -> None:
         counted.append(count.after())
 
     assert counted == [4, 1, 2]
+
+
+class Lengths(list[int]):
+    """What is asked of a tensor of lengths."""
+
+    def sum(self) -> int:
+        return sum(iter(self))
+
+
+def test_context_is_the_sum_of_the_lengths_where_the_host_has_them() -> None:
+    """Also where the requests are there to ask."""
+    assert context_of(SimpleNamespace(seq_lens_cpu=Lengths([100, 50]), reqs=[1, 2])) == 150
+
+
+def test_context_is_estimated_from_some_requests_elsewhere() -> None:
+    """Exact for a few, close for many, and 0 where nothing is known."""
+    reqs = [SimpleNamespace(origin_input_ids=[0] * 100, output_ids=[0] * index) for index in range(256)]
+
+    assert context_of(SimpleNamespace(seq_lens_cpu=None, reqs=reqs[:3])) == 303
+    assert context_of(SimpleNamespace(seq_lens_cpu=None, reqs=reqs)) == pytest.approx(256 * 227.5, rel=0.1)
+    assert context_of(SimpleNamespace(seq_lens_cpu=None)) == 0

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from patched_worker import settings
+from patched_worker.autopilot import Mode, Order
+from patched_worker.autopilot_decide import Bounds
 from patched_worker.policy import Policy, Rung
 from patched_worker.settings import Refusal, from_environ, policy_from_file, requested
 
@@ -36,7 +38,6 @@ def test_never_has_two_spellings(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        (settings.THRESHOLD, "auto"),
         (settings.THRESHOLD, "many"),
         (settings.THRESHOLD, "-4"),
         (settings.RESUME_AT, "9"),
@@ -84,3 +85,42 @@ def test_missing_policy_file_is_refused(tmp_path: Path) -> None:
 def test_refusal_passes_through_handlers_of_exceptions() -> None:
     """SGLang swallows whatever a plugin raises, as long as it is an Exception."""
     assert not issubclass(Refusal, Exception)
+
+
+def test_auto_starts_the_autopilot_within_its_bounds() -> None:
+    """The policy is where it begins, the order what it may do."""
+    chosen = from_environ({settings.THRESHOLD: "auto", settings.AUTO_MIN: "2", settings.AUTO_MAX: "96"})
+
+    assert chosen.order == Order(Mode.AUTO, Bounds(2, 96))
+    assert chosen.policy == Policy.from_threshold(32)
+    assert from_environ({settings.THRESHOLD: "24"}).order is None
+
+
+def test_auto_begins_at_a_recommendation_where_there_is_one(tmp_path: Path) -> None:
+    """A sweep's answer is a better start than a guess."""
+    file = tmp_path / "recommendation.json"
+    file.write_text('{"threshold": 24}')
+    chosen = from_environ({settings.THRESHOLD: "auto", settings.POLICY_FILE: str(file), settings.AUTO_DRY_RUN: "1"})
+
+    assert chosen.policy.threshold == 24
+    assert chosen.order == Order(Mode.DRY_RUN)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {settings.THRESHOLD: "8", settings.AUTO_MAX: "96"},
+        {settings.THRESHOLD: "auto", settings.AUTO_MIN: "9", settings.AUTO_MAX: "8"},
+        {settings.THRESHOLD: "auto", settings.AUTO_MIN: "few"},
+    ],
+)
+def test_bounds_without_sense_are_refused(environ: dict[str, str]) -> None:
+    """Bounds of nothing, and bounds that cross."""
+    with pytest.raises(Refusal, match="give"):
+        from_environ(environ)
+
+
+def test_the_trace_file_is_a_path() -> None:
+    """Named or not."""
+    assert from_environ({settings.THRESHOLD: "8", settings.TRACE_FILE: "/tmp/a"}).trace_file == Path("/tmp/a")
+    assert from_environ({settings.THRESHOLD: "8"}).trace_file is None

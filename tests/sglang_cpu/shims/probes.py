@@ -121,11 +121,11 @@ if _FOLDER is not None:
             return end
 
         def make_apply(original: Any) -> Any:
-            def apply(self: Any, policy: Any) -> None:
+            def apply(self: Any, policy: Any, *args: Any) -> None:
                 import torch.distributed
 
                 if torch.distributed.get_rank() != _control.get("deaf_rank", -1):
-                    original(self, policy)
+                    original(self, policy, *args)
 
             return apply
 
