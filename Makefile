@@ -6,7 +6,7 @@ PRESET := h200-llama31-8b-accept-1.8-illustrative
 DEMO := results/demo
 
 
-.PHONY: demo test soak test-sglang-full lint format lock clean
+.PHONY: demo test soak soak-streams soak-hour fuzz test-sglang-full lint format lock clean
 
 # The main job on simulated servers. What people read goes to standard error; the last line on standard output is JSON.
 demo: $(INSTALLED)
@@ -25,6 +25,18 @@ test: $(INSTALLED)
 
 soak: $(INSTALLED)
 	$(BIN)/python -m pytest --ignore tests/sglang_cpu -m soak
+
+# Each takes what it needs: MINUTES of load, SECONDS for each reader. Their last line is one JSON document.
+soak-streams: $(INSTALLED)
+	$(BIN)/python -m tests.soak_streams $(or $(MINUTES),10)
+
+soak-hour: $(INSTALLED)
+	$(BIN)/python -m tests.soak_commands $(or $(MINUTES),60)
+
+fuzz: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris==3.0.0
+	for reader in config dataset trace preset weights policy manifest levels requests recommendation stream response \
+	  server_info; do echo "== $$reader"; $(BIN)/python -m tests.fuzz_readers $$reader $(or $(SECONDS),30) || exit 1; done
 
 test-sglang-full: $(INSTALLED)
 	$(BIN)/python -m pytest -m sglang_full

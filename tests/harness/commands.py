@@ -103,7 +103,7 @@ def wait_until(condition: Callable[[], object], alive: Callable[[], object] = la
 
 
 def run(folder: Path, *words: str, env: dict[str, str] | None = None, **how: Any) -> Command:
-    """The command, ended."""
+    """The command, ended; arguments are those of Command."""
     with Command(folder, *words, env=env, **how) as command:
         command.end()
     return command

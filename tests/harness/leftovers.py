@@ -35,7 +35,7 @@ def nothing_left(folder: Path) -> Iterator[None]:
     deadline = time.monotonic() + PATIENCE_S
     while (left := [*_marked(mark), *_servers_of(folder)]) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert left == []
+    assert left == [], left
 
 
 def _marked(mark: str) -> list[str]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tests.sglang_cpu.machines import Machine
@@ -95,3 +99,32 @@ def test_hovering_around_the_threshold(patched: Patched, reference: dict[str, li
     assert differences(answers(replies), reference["streams"]) == []
     totals, _ = _window(patched, before)
     assert totals["switches"] >= 8
+
+
+def test_a_threshold_that_never_rests(patched: Patched, reference: dict[str, list[Answer]]) -> None:
+    """A new one as often as the server takes them, a hundred a second at most: no trace in the tokens, no slot lost."""
+    patched.server.flush()
+    free, before = patched.server.internal_state()["probe_free_kv_slots"], patched.state()
+    over, numbers = threading.Event(), random.Random(1)
+
+    def flip() -> list[object]:
+        taken = []
+        while not over.wait(0.01):
+            update = {"speculative_disable_batch_threshold": numbers.choice((-1, 0, 1, 3, 6, 12))}
+            taken.append(patched.server.post("/set_internal_state", {"server_args": update}))
+        return taken
+
+    with ThreadPoolExecutor(1) as pool:
+        flipping = pool.submit(flip)
+        try:
+            replies = patched.server.generate_all(streams())
+        finally:
+            over.set()
+
+    assert differences(answers(replies), reference["streams"]) == []
+    assert len(flipping.result()) > 20
+    assert all(answer in ([True], True, [{"updated": True}]) for answer in flipping.result())
+    totals, _ = _window(patched, before)
+    assert totals["switches"] >= 4
+    patched.server.flush()
+    assert patched.server.internal_state()["probe_free_kv_slots"] == free
