@@ -6,6 +6,7 @@ turns inside each round, and the medians over the rounds are shown. Peers run wh
 
     python benchmarks/client.py --concurrency 64,256,1024 --rounds 5
     python benchmarks/client.py --sglang "venv/bin/python -m sglang.bench_serving" --tokenizer MODEL_FOLDER
+    python benchmarks/client.py --other CHECKOUT  beside another version of this project
     python benchmarks/client.py --memory          100,000 requests of 512 tokens: the client's peak memory
 
 CPU is that of the tool's processes from the mock's first request on, so imports are not counted: once to the last chunk
@@ -34,6 +35,7 @@ from typing import Any
 
 import msgspec
 import psutil
+import scipy.stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -46,6 +48,7 @@ from harness.records import PointKey, RequestRecord
 from harness.transport import TransportName
 from harness.workload import WorkloadPlan
 
+ROOT = Path(__file__).resolve().parent.parent
 OUTPUT_TOKENS = 128
 INPUT_TOKENS = 128
 TIMING = Timing(ttft_s=0.05, gap_s=0.01)
@@ -88,8 +91,15 @@ class Result(msgspec.Struct, frozen=True):
     complete: bool
 
 
-def specpivot(case: Case, transport: TransportName, workers: int) -> list[str]:
-    me = [sys.executable, str(Path(__file__).resolve()), "--one", case.url, "--concurrency", str(case.concurrency)]
+def specpivot(case: Case, transport: TransportName, workers: int, checkout: Path = ROOT) -> list[str]:
+    me = [
+        sys.executable,
+        str(checkout / "benchmarks" / "client.py"),
+        "--one",
+        case.url,
+        "--concurrency",
+        str(case.concurrency),
+    ]
     return [*me, "--requests", str(case.requests), "--transport", transport, "--workers", str(workers),
             "--out", str(case.out)]  # fmt: skip
 
@@ -187,6 +197,8 @@ def tools(options: argparse.Namespace) -> dict[str, Tool]:
     found: dict[str, Tool] = {}
     for transport in ("raw", "aiohttp"):
         found[f"specpivot {transport}"] = (lambda case, t=transport: specpivot(case, t, options.workers)), read_own
+    if options.other:
+        found["specpivot other"] = (lambda case: specpivot(case, "raw", options.workers, options.other)), read_own
     if options.sglang:
         found["sglang python"] = (lambda case: sglang(case, options.sglang, tokenizer, False)), read_milliseconds
         found["sglang rust"] = (lambda case: sglang(case, options.sglang, tokenizer, True)), read_milliseconds
@@ -334,6 +346,23 @@ def medians(results: list[Result]) -> Iterator[dict[str, Any]]:
         yield row
 
 
+def cpu_ratios(results: list[Result]) -> Iterator[dict[str, Any]]:
+    """CPU to the end of the first tool over that of each other: geometric mean over the rounds and 95 % interval."""
+    for concurrency in dict.fromkeys(r.concurrency for r in results):
+        by_tool: dict[str, list[float]] = {}
+        for r in results:
+            if r.concurrency == concurrency:
+                by_tool.setdefault(r.tool, []).append(math.log(r.whole_cpu_s_per_1k_tokens))
+        first, *others = by_tool
+        for other in others:
+            logs = [a - b for a, b in zip(by_tool[first], by_tool[other], strict=False)]
+            row: dict[str, Any] = {"concurrency": concurrency, "over": other, "ratio": math.exp(statistics.fmean(logs))}
+            if len(logs) > 1:
+                half = float(scipy.stats.t.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
+                row |= {"low": row["ratio"] * math.exp(-half), "high": row["ratio"] * math.exp(half)}
+            yield row
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     head = (
         "| C | tool | TTFT p50 added, ms | gap p99 added, ms | tok/s | CPU ms / 1,000 tokens | to the end | in flight |"
@@ -359,6 +388,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--tokenizer", default="", help="folder of a tokenizer, for the peers")
     for peer in ("sglang", "vllm", "aiperf", "guidellm"):
         parser.add_argument(f"--{peer}", default="", help=f"command that starts {peer}")
+    parser.add_argument("--other", type=Path, help="another checkout of this project, as one more tool")
     parser.add_argument("--memory", action="store_true", help="measure peak memory instead")
     parser.add_argument("--requests", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -387,7 +417,8 @@ def main() -> None:
                 results += [result] if result is not None else []
     rows = list(medians(results))
     print(table(rows))
-    print(json.dumps({"load_average": os.getloadavg()[0], "rows": rows}, separators=(",", ":")))
+    said = {"load_average": os.getloadavg()[0], "rows": rows, "cpu_ratios": list(cpu_ratios(results))}
+    print(json.dumps(said, separators=(",", ":")))
 
 
 if __name__ == "__main__":

@@ -158,6 +158,11 @@ def _role(ask: Ask, timing: Timing) -> Iterator[Step]:
     yield 0.0, framed(final) + framed(DONE) + LAST
 
 
+def _no_token(ask: Ask, timing: Timing) -> Iterator[Step]:
+    """The model stops at once."""
+    return stream(ask, timing, iter([sse(event(ask, Chunk(0, 0, "stop")).replace("w0 ", ""))]))
+
+
 def _reasoning(ask: Ask, timing: Timing) -> Iterator[Step]:
     return stream(ask, timing, (body.replace(b'"content"', b'"reasoning_content"') for body in events(ask, timing)))
 
@@ -288,6 +293,7 @@ MODES: dict[str, Callable[[Ask, Timing], Iterator[Step]]] = {
     "split": _split,
     "empty_first": _empty_first,
     "role": _role,
+    "no_token": _no_token,
     "reasoning": _reasoning,
     "counted_body": _counted_body,
     "close_ends": _close_ends,

@@ -5,6 +5,7 @@ import pytest
 from harness.api import Api, PlannedRequest
 from harness.client import ERRORS, make_record, read_on, spread
 from harness.http1 import MalformedResponse, ResponseFramer
+from harness.metrics import level_metrics
 from harness.mock_streams import MODES, Ask, Timing
 from harness.records import PointKey, RequestRecord
 from harness.stream import StreamReader
@@ -94,11 +95,15 @@ def test_reasoning_is_output() -> None:
     assert (got.error, got.chunk_ticks[0]) == (None, 5000)
 
 
-def test_one_token_and_no_token() -> None:
-    """One token is one chunk; no token at all is only right where it was not asked for."""
-    assert record("plain", tokens=1).chunk_ticks == (5000,)
-    none = record("plain", tokens=0)
-    assert none.error == "no_finish_reason"
+@pytest.mark.parametrize("api", APIS)
+def test_one_token_and_no_token(api: Api) -> None:
+    """One token is one chunk; no token at all is only right where the length is free, and has no first token."""
+    assert record("plain", api, tokens=1).chunk_ticks == (5000,)
+    free = record("no_token", api, planned_tokens=None)
+    assert (free.error, free.output_tokens, free.chunk_ticks, free.finish_reason) == (None, 0, (), "stop")
+    assert level_metrics([free], 0.0, 1.0).ttft_p50_s is None
+    assert record("no_token", api).error == "output_tokens"
+    assert record("plain", tokens=0).error == "no_finish_reason"
 
 
 @pytest.mark.parametrize("api", APIS)

@@ -102,9 +102,11 @@ def test_starts_are_staggered(url: str) -> None:
     [("abort", "aborted"), ("drop", "connection_lost"), ("http_503", "http_status"), ("no_http", "malformed")],
 )
 def test_failures_over_a_socket(url: str, mode: str, error: str, transport: str) -> None:
-    """A failing server gives errors of the right class by both transports, and the loop goes on."""
+    """A failing server gives errors of the right class by both transports; the loop goes on, and retries nothing."""
+    stamps(url, reset=True)
     _, records = load(f"{url}/{mode}", seconds=0.6, transport=transport)
     assert {r.error for r in records} == {error}
+    assert stamps(url)["requests"] == len(records)
     assert len(records) > 5
 
 
@@ -177,6 +179,29 @@ def test_nobody_listens() -> None:
         result, records = load(f"http://127.0.0.1:{port}")
     assert (result.server_died, records) == (True, [])
     assert "refused" in result.detail
+
+
+@pytest.fixture
+def full_queue() -> Iterator[str]:
+    """A server that accepts nobody, and whose queue of those who wait is full."""
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        with contextlib.suppress(TimeoutError):
+            for _ in range(100):
+                waiting = stack.enter_context(socket.socket())
+                waiting.settimeout(0.5)
+                waiting.connect(listening.getsockname())
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("transport", ["raw", "aiohttp"])
+def test_a_connection_that_does_not_come_about(full_queue: str, transport: str) -> None:
+    """Ahead of the point it is a dead server; for a request it is a class of its own."""
+    result, records = load(full_queue, transport=transport, timeouts=Timeouts(connect_s=0.3), limit=5)
+    if transport == "raw":
+        assert (result.server_died, result.detail, records) == (True, "connecting timed out", [])
+    else:  # opens its connections with the first requests
+        assert [r.error for r in records] == ["connect_timeout"] * 5
 
 
 def test_a_server_that_dies_ends_the_point() -> None:
