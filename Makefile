@@ -34,9 +34,10 @@ soak-hour: $(INSTALLED)
 	$(BIN)/python -m tests.soak_commands $(or $(MINUTES),60)
 
 fuzz: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris==3.0.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris==3.0.0 schemathesis==4.32.5
 	for reader in config dataset trace preset weights policy manifest levels requests recommendation stream response \
 	  server_info; do echo "== $$reader"; $(BIN)/python -m tests.fuzz_readers $$reader $(or $(SECONDS),30) || exit 1; done
+	$(BIN)/python -m tests.fuzz_service
 
 test-sglang-full: $(INSTALLED)
 	$(BIN)/python -m pytest -m sglang_full
