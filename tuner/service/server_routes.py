@@ -10,6 +10,7 @@ from aiohttp import web
 
 from harness.endpoint import specpivot_block
 from harness.errors import UserError
+from patched_worker.autopilot import MAX_KEY, MIN_KEY, MODE_KEY, Mode
 from patched_worker.policy import NEVER_DISABLE, Policy, Rung
 from tuner.service import answers
 from tuner.service.asked import ApplyRun, ApplyThreshold, NewServer, SetAutopilot
@@ -20,9 +21,7 @@ from tuner.service.routes import in_thread
 from tuner.service.run_routes import recommended_folder
 from tuner.service.service import Service
 
-# The patched worker's keys; a test holds them against its own.
-MODE_KEY, MIN_KEY, MAX_KEY = "speculative_autopilot", "speculative_auto_min", "speculative_auto_max"
-MODES: dict[answers.AutopilotState, int] = {"off": 0, "on": 1, "dry_run": 2}
+MODES: dict[answers.AutopilotState, Mode] = {"off": Mode.HELD, "on": Mode.AUTO, "dry_run": Mode.DRY_RUN}
 
 
 class _Recommended(msgspec.Struct, frozen=True):
@@ -86,7 +85,7 @@ def commanded(server: NewServer, order: SetAutopilot) -> answers.Autopilot:
         UserError: the server does not answer, is not patched, has no autopilot, or did otherwise.
     """
     where = endpoint(server)
-    values = {MODE_KEY: MODES[order.state]}
+    values: dict[str, int] = {MODE_KEY: MODES[order.state]}
     if order.bounds is not None:
         low, high = order.bounds
         values |= {MIN_KEY: low, MAX_KEY: NEVER_DISABLE if high is None else high}
