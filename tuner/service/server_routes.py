@@ -17,7 +17,6 @@ from tuner.service.asked import ApplyRun, ApplyThreshold, NewServer, SetAutopilo
 from tuner.service.look import AUTOPILOT, Block
 from tuner.service.refusal import Refusal
 from tuner.service.registry import endpoint
-from tuner.service.routes import in_thread
 from tuner.service.run_routes import recommended_folder
 from tuner.service.service import Service
 
@@ -61,7 +60,7 @@ async def apply(service: Service, request: web.Request, body: ApplyRun | ApplyTh
     server = service.registry.get(request.match_info["server"])
     _refuse_if_measured(service, server.name)
     policy = await _policy(service, body)
-    return await in_thread(applied, server, policy)  # type: ignore[no-any-return]
+    return await asyncio.to_thread(applied, server, policy)
 
 
 async def set_autopilot(service: Service, request: web.Request, body: SetAutopilot) -> answers.Server:
@@ -69,7 +68,7 @@ async def set_autopilot(service: Service, request: web.Request, body: SetAutopil
     _refuse_if_measured(service, server.name)
     if body.bounds is not None and body.bounds[1] is not None and body.bounds[0] > body.bounds[1]:
         raise Refusal(400, "bounds: the lowest threshold lies above the highest")
-    held = await in_thread(commanded, server, body)
+    held = await asyncio.to_thread(commanded, server, body)
     return service.watch.show_autopilot(server.name, held)
 
 
