@@ -35,7 +35,7 @@ async def serve(host: str, port: int, results: Path, entrance: Door) -> None:
     """Serve until a signal comes; jobs go on after it.
 
     Raises:
-        UserError: the address cannot be had, or another service uses the results folder.
+        UserError: the address cannot be had, or the results folder cannot, because another service uses it, say.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -75,26 +75,30 @@ def main(arguments: list[str] | None = None) -> int:
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
     try:
         entrance = door(given.host, os.environ.pop(TOKEN, None), given.public_name)
-        results = Path(given.results).resolve()
-        make_folder(results / STATE)
-        uvloop.run(serve(given.host, given.port, results, entrance))
+        uvloop.run(serve(given.host, given.port, Path(given.results).resolve(), entrance))
     except UserError as error:
         print(f"specpivot: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"specpivot: cannot use {given.results}: {error.strerror}; give another --results", file=sys.stderr)
         return 2
     return 0
 
 
 def _alone(results: Path) -> IO[str]:
-    """A lock, so that two services never keep the same jobs."""
-    lock = (results / STATE / "lock").open("w")
+    """A lock in the service's own folder, so that two services never keep the same jobs.
+
+    Raises:
+        UserError: another service has it, or the folder cannot be made or written to.
+    """
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = (make_folder(results / STATE) / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise
     except BlockingIOError:
-        lock.close()
         raise UserError(f"another service uses {results}; stop it, or give another --results") from None
+    except OSError as error:
+        raise UserError(f"cannot use {results}: {error.strerror}; give another --results") from error
     return lock
 
 

@@ -69,7 +69,7 @@ def _guarded(service: Service, spoke: Callable[[web.BaseRequest], None]) -> Any:
             response = await handler(request)
         except Refusal as refusal:
             response = _refused(request, refusal)
-        except UserError as error:
+        except UserError as error:  # a damaged file, say, is a conflict: the request itself was right
             response = _said(409, str(error))
         except web.HTTPRequestEntityTooLarge:
             response = _said(413, f"the body is too long; at most {MAX_BODY_BYTES} bytes")

@@ -17,7 +17,6 @@ Tokens = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 Level = Annotated[int, msgspec.Meta(ge=1, le=MAX_CONCURRENCY)]
 KeyName = Annotated[str, msgspec.Meta(pattern="^SPECPIVOT_(ADMIN_)?API_KEY[A-Z0-9_]{0,60}$")]
 Unset = msgspec.UnsetType
-PATCHED: tuple[Variant, ...] = ("eagle3", "dynamic", "forced_off")
 
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -14,7 +14,7 @@ from harness.errors import UserError
 from tuner.service import answers, asked, joblog
 from tuner.service.asked import NewServer, NewSweep, NewTune, Nothing
 from tuner.service.events import MAX_LISTENERS
-from tuner.service.job_records import Plan
+from tuner.service.job_records import Plan, Record
 from tuner.service.refusal import Refusal
 from tuner.service.registry import attached, keys
 from tuner.service.routes import number
@@ -22,6 +22,7 @@ from tuner.service.runs import tune_points
 from tuner.service.service import Service
 
 SIMULATED = "sim:"
+ATTACH = "--attach="
 # harness.sim.preset knows these too, but brings numpy and scipy along; a test holds the two together.
 _FOLDER = Path(str(harness.sim.__file__)).with_name("presets")
 DEFAULT_PRESET = "h200-llama31-8b-illustrative"
@@ -66,9 +67,9 @@ async def cancel_job(service: Service, request: web.Request, body: Nothing) -> a
 
 
 async def resume_job(service: Service, request: web.Request, body: Nothing) -> answers.Job:
-    server = service.jobs.get(request.match_info["job"]).server
-    given = {} if server.startswith(SIMULATED) else keys(service.registry.get(server))
-    job = service.jobs.resume(request.match_info["job"], given)
+    record = service.jobs.get(request.match_info["job"])
+    given = {} if record.server.startswith(SIMULATED) else _keys_again(record, service.registry.get(record.server))
+    job = service.jobs.resume(record.id, given)
     service.job_changed(job)
     return job
 
@@ -102,7 +103,19 @@ def _attached(server: NewServer, body: NewSweep | NewTune) -> Plan:
             400, f"{server.name} cannot be tuned: it is not registered as one that plays eagle3 and forced_off"
         )
     urls = attached(server, wanted)
-    return _plan(body, server.name, [f"--attach={variant}={url}" for variant, url in urls.items()], attach=urls)
+    return _plan(body, server.name, [f"{ATTACH}{variant}={url}" for variant, url in urls.items()], attach=urls)
+
+
+def _keys_again(record: Record, server: NewServer) -> dict[str, str]:
+    """The server's keys, for the URL that the job has on its command line and no other.
+
+    Raises:
+        Refusal: the server's name was given to another URL meanwhile.
+    """
+    urls = {flag.split("=", 2)[2] for flag in record.arguments if flag.startswith(ATTACH)}
+    if urls != {server.url}:
+        raise Refusal(409, f"job {record.id} was for another URL of {server.name}, not {server.url}; start a new job")
+    return keys(server)
 
 
 def _presets() -> list[str]:

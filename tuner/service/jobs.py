@@ -20,10 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from harness.runfolder import MANIFEST
 from tuner.service import answers, joblog
 from tuner.service.job_records import Plan, Record, eta_s, number, resumable, stored, why_not
-from tuner.service.names import STATE, new_folder
+from tuner.service.names import STATE, holds_run, new_folder
 from tuner.service.refusal import Refusal
 from tuner.service.runner import exit_file, mark_of, pid_file
 from tuner.service.runs import Runs
@@ -151,7 +150,7 @@ class Jobs:
             raise Refusal(409, f"job {job} {why_not(record)}")
         self._refuse_if_occupied(record.server)
         folder = self._runs.results / record.run
-        again = [record.kind, "--resume", f"--out={folder}"] if (folder / MANIFEST).exists() else record.arguments
+        again = [record.kind, "--resume", f"--out={folder}"] if holds_run(folder) else record.arguments
         fresh = msgspec.structs.replace(
             record,
             started_s=time.time(),
@@ -234,7 +233,7 @@ class Jobs:
 
     def _progress(self, record: Record) -> tuple[int, int, float | None]:
         """Points done, points planned, and when the last one was."""
-        summary = self._runs.summary(record.run) if (self._runs.results / record.run / MANIFEST).exists() else None
+        summary = self._runs.summary(record.run)
         if summary is None:
             return 0, record.points_planned, None
         return summary.points_done, summary.points_planned, joblog.changed_s(self._runs.results / record.run)

@@ -95,7 +95,7 @@ class Told(msgspec.Struct, frozen=True):
     """What is believed of a server after a look; the next look is judged beside it."""
 
     server: Server
-    seen: Seen | None = None  # the last one that brought a believable /server_info
+    seen: Seen | None = None  # the last one that brought a believable /server_info, with no job after it
     misses: int = 0
 
 
@@ -133,11 +133,11 @@ def judged(before: Told, seen: Seen, job: str | None, now_s: float) -> Told:
     if not seen.healthy:
         return Told(_bare(old, "down", "it does not answer", now_s, job))
     if not seen.asked:
-        if old.state in ("up", "lying"):
-            return msgspec.structs.replace(before, server=msgspec.structs.replace(old, job=job))
+        if old.state in ("up", "lying"):  # what a job changes is no matter of the looks before and after it
+            return Told(msgspec.structs.replace(old, job=job), misses=before.misses)
         return Told(_bare(old, "up", None, now_s, job))
     if seen.info is None:
-        if before.seen is not None and before.misses + 1 < MISSES:
+        if old.state == "up" and before.misses + 1 < MISSES:
             return Told(msgspec.structs.replace(old, job=job), before.seen, before.misses + 1)
         return Told(_bare(old, "lacking", "it answers, but has no JSON at /server_info", now_s, job))
     try:

@@ -44,12 +44,21 @@ def run_folder(results: Path, name: str) -> Path:
     folder = results / checked(name, "run")
     try:
         real = folder.resolve(strict=True)
-    except (OSError, RuntimeError):
-        raise Refusal(404, f"there is no run {name}; GET /api/v1/runs lists those there are") from None
-    inside = real.parent == results and all((folder / file).resolve().parent == real for file in _READ)
-    if not inside or not (real / MANIFEST).is_file():
+        inside = real.parent == results and all((folder / file).resolve().parent == real for file in _READ)
+        there = inside and (real / MANIFEST).is_file()
+    except (OSError, RuntimeError):  # another user's folder, too, which may not be looked into
+        there = False
+    if not there:
         raise Refusal(404, f"there is no run {name}; GET /api/v1/runs lists those there are")
     return real
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a manifest lies in a folder; a folder that may not be looked into has none."""
+    try:
+        return (folder / MANIFEST).is_file()
+    except OSError:
+        return False
 
 
 def new_folder(results: Path, name: str) -> Path:

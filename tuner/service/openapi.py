@@ -14,7 +14,7 @@ from tuner.service.answers import Error
 from tuner.service.names import PATTERN
 from tuner.service.routes import JSON, Route
 
-# What every route may answer: a bad name or body, no token, another site, a body too long.
+# What every route may answer: a bad name or body, no token, another site. One that takes a body: 413, too long.
 ALWAYS = (400, 401, 403)
 _REF = "#/components/schemas/{name}"
 

@@ -10,7 +10,7 @@ class Refusal(Exception):
 
     Args:
         status: 400 what was asked makes no sense, 401 no or a wrong token, 403 from another site, 404 not there,
-            409 not now or not with this, 413 too long, 501 not yet, 503 no more at once.
+            409 not now or not with this, 413 too long, 503 no more at once.
         text: names the thing and the remedy.
     """
 

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from harness.errors import UserError
 from tuner.service.asked import Nothing
 from tuner.service.refusal import Refusal
 from tuner.service.service import Service
@@ -126,15 +125,3 @@ def word(request: web.Request, name: str, allowed: tuple[str, ...], default: str
     if text not in allowed:
         raise Refusal(400, f"{name}: give one of {', '.join(allowed)}")
     return text
-
-
-async def in_thread(work: Callable[..., Any], *arguments: Any) -> Any:
-    """What blocks, away from the event loop. A damaged file is a conflict: the request itself was right.
-
-    Raises:
-        Refusal: it said no.
-    """
-    try:
-        return await asyncio.to_thread(work, *arguments)
-    except UserError as error:
-        raise Refusal(409, str(error)) from error

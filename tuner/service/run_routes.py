@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import get_args
 
@@ -12,7 +13,7 @@ from tuner.service import run_answers
 from tuner.service.asked import Nothing
 from tuner.service.names import RECOMMENDATION, run_folder
 from tuner.service.refusal import Refusal
-from tuner.service.routes import in_thread, word
+from tuner.service.routes import word
 from tuner.service.service import Service
 
 # A report holds what a run folder says. It has no script, and gets no chance to have one.
@@ -24,13 +25,11 @@ async def list_runs(service: Service, request: web.Request) -> run_answers.Runs:
 
 
 async def get_run(service: Service, request: web.Request) -> run_answers.RunDetail:
-    found: run_answers.RunDetail = await in_thread(service.runs.detail, request.match_info["run"])
-    return found
+    return await asyncio.to_thread(service.runs.detail, request.match_info["run"])
 
 
 async def get_levels(service: Service, request: web.Request) -> run_answers.Levels:
-    found: run_answers.Levels = await in_thread(service.runs.levels, request.match_info["run"])
-    return found
+    return await asyncio.to_thread(service.runs.levels, request.match_info["run"])
 
 
 async def get_curves(service: Service, request: web.Request) -> bytes:

@@ -17,7 +17,7 @@ from harness.errors import UserError
 from harness.records import Manifest
 from harness.runfolder import LEVELS, MANIFEST, RunFolder
 from tuner.service import run_answers
-from tuner.service.names import RECOMMENDATION, is_name, run_folder
+from tuner.service.names import RECOMMENDATION, holds_run, is_name, run_folder
 from tuner.service.refusal import Refusal
 
 Signature = tuple[tuple[int, int, int], ...]
@@ -45,7 +45,7 @@ class Runs:
     def names(self) -> list[str]:
         """The names of folders that hold a manifest."""
         try:
-            return [f.name for f in self.results.iterdir() if is_name(f.name) and (f / MANIFEST).is_file()]
+            return [f.name for f in self.results.iterdir() if is_name(f.name) and holds_run(f)]
         except OSError:
             return []
 
@@ -59,7 +59,7 @@ class Runs:
         return sorted(found, key=lambda run: (run.created_s, run.name), reverse=True)
 
     def summary(self, name: str) -> run_answers.RunSummary | None:
-        """One run; None where it is damaged or leads out of the folder."""
+        """One run; None where it is damaged, may not be read or leads out of the folder."""
         now = signature(self.results / name)
         with self._lock:
             kept = self._summaries.get(name)
@@ -67,7 +67,7 @@ class Runs:
             return kept[1]
         try:
             made = _summary(name, RunFolder(run_folder(self.results, name)))
-        except (UserError, Refusal):
+        except (UserError, Refusal, OSError):
             made = None
         with self._lock:
             self._summaries[name] = (now, made)

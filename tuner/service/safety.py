@@ -95,7 +95,7 @@ def check(door: Door, request: web.Request) -> None:
 
 def is_token(door: Door, token: str) -> bool:
     """Whether that is the token."""
-    return door.token is not None and hmac.compare_digest(token.encode(), door.token.encode())
+    return door.token is not None and hmac.compare_digest(_sent(token), door.token.encode())
 
 
 def _check_host(door: Door, request: web.Request) -> None:
@@ -130,7 +130,12 @@ def _shows_token(door: Door, request: web.Request) -> bool:
     kind, _, given = request.headers.get("Authorization", "").partition(" ")
     if kind.lower() == "bearer" and is_token(door, given.strip()):
         return True
-    return hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), door.cookie.encode())
+    return hmac.compare_digest(_sent(request.cookies.get(COOKIE, "")), door.cookie.encode())
+
+
+def _sent(text: str) -> bytes:
+    """The bytes of a header as they came: those that are no UTF-8 are surrogates in its text."""
+    return text.encode(errors="surrogateescape")
 
 
 def _host_name(host: str) -> str | None:

@@ -10,19 +10,17 @@ from aiohttp import web
 
 from harness.endpoint import specpivot_block
 from harness.errors import UserError
+from patched_worker.autopilot import MAX_KEY, MIN_KEY, MODE_KEY, Mode
 from patched_worker.policy import NEVER_DISABLE, Policy, Rung
 from tuner.service import answers
 from tuner.service.asked import ApplyRun, ApplyThreshold, NewServer, SetAutopilot
 from tuner.service.look import AUTOPILOT, Block
 from tuner.service.refusal import Refusal
 from tuner.service.registry import endpoint
-from tuner.service.routes import in_thread
 from tuner.service.run_routes import recommended_folder
 from tuner.service.service import Service
 
-# The patched worker's keys; a test holds them against its own.
-MODE_KEY, MIN_KEY, MAX_KEY = "speculative_autopilot", "speculative_auto_min", "speculative_auto_max"
-MODES: dict[answers.AutopilotState, int] = {"off": 0, "on": 1, "dry_run": 2}
+MODES: dict[answers.AutopilotState, Mode] = {"off": Mode.HELD, "on": Mode.AUTO, "dry_run": Mode.DRY_RUN}
 
 
 class _Recommended(msgspec.Struct, frozen=True):
@@ -62,7 +60,7 @@ async def apply(service: Service, request: web.Request, body: ApplyRun | ApplyTh
     server = service.registry.get(request.match_info["server"])
     _refuse_if_measured(service, server.name)
     policy = await _policy(service, body)
-    return await in_thread(applied, server, policy)  # type: ignore[no-any-return]
+    return await asyncio.to_thread(applied, server, policy)
 
 
 async def set_autopilot(service: Service, request: web.Request, body: SetAutopilot) -> answers.Server:
@@ -70,7 +68,7 @@ async def set_autopilot(service: Service, request: web.Request, body: SetAutopil
     _refuse_if_measured(service, server.name)
     if body.bounds is not None and body.bounds[1] is not None and body.bounds[0] > body.bounds[1]:
         raise Refusal(400, "bounds: the lowest threshold lies above the highest")
-    held = await in_thread(commanded, server, body)
+    held = await asyncio.to_thread(commanded, server, body)
     return service.watch.show_autopilot(server.name, held)
 
 
@@ -86,7 +84,7 @@ def commanded(server: NewServer, order: SetAutopilot) -> answers.Autopilot:
         UserError: the server does not answer, is not patched, has no autopilot, or did otherwise.
     """
     where = endpoint(server)
-    values = {MODE_KEY: MODES[order.state]}
+    values: dict[str, int] = {MODE_KEY: MODES[order.state]}
     if order.bounds is not None:
         low, high = order.bounds
         values |= {MIN_KEY: low, MAX_KEY: NEVER_DISABLE if high is None else high}

@@ -108,9 +108,15 @@ class Service:
 
     async def _follow_runs(self) -> None:
         """Runs that somebody else makes in the same folder."""
-        for run in await self.all_runs():
-            self._told[f"run {run.name}"] = run
+        known = False  # those that are there at first are no news
         while True:
+            try:
+                for run in reversed(await self.all_runs()):
+                    if known:
+                        self._tell("run", run.name, run)
+                    else:
+                        self._told[f"run {run.name}"] = run
+                known = True
+            except OSError as error:  # as with jobs
+                logger.warning("runs could not be looked at: %s", error)
             await asyncio.sleep(RUNS_EVERY_S)
-            for run in reversed(await self.all_runs()):
-                self._tell("run", run.name, run)

@@ -11,17 +11,16 @@ import aiohttp
 import msgspec
 
 from patched_worker import autopilot
+from patched_worker.policy import Policy
 from tests.tuner.service.services import call, serving, simulating, until
 from tuner.service import server_routes
-from tuner.service.look import ShownMove
+from tuner.service.look import AUTOPILOT, ShownMove
 
 
-def test_the_wire_is_the_autopilots_own() -> None:
-    """Its keys and numbers stand in the service as words, because it may not load what runs inside SGLang."""
-    keys = {server_routes.MODE_KEY, server_routes.MIN_KEY, server_routes.MAX_KEY}
-    assert keys == autopilot.KEYS
-    words = {"off": autopilot.Mode.HELD, "on": autopilot.Mode.AUTO, "dry_run": autopilot.Mode.DRY_RUN}
-    assert words == server_routes.MODES
+def test_every_mode_of_the_autopilot_has_a_word() -> None:
+    """What is asked for by a word is read back as the same one."""
+    gates = {mode: autopilot.Autopilot(3, Policy.from_threshold(9), autopilot.Order(mode)) for mode in autopilot.Mode}
+    assert {AUTOPILOT[str(gate.snapshot()["state"])]: mode for mode, gate in gates.items()} == server_routes.MODES
 
 
 def test_a_move_is_read_as_it_is_told() -> None:

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from patched_worker.autopilot import MAX_KEY, MIN_KEY, MODE_KEY
 from tests.harness.faulty import talking
 from tests.tuner.service.services import call, serving, until
 from tuner.service.asked import SetAutopilot
 from tuner.service.audit import Audit
 from tuner.service.look import Shown, ShownMove
-from tuner.service.server_routes import MAX_KEY, MIN_KEY, MODE_KEY, MODES
+from tuner.service.server_routes import MODES
 
 WORDS = ["held", "auto", "dry_run"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from tests.tuner.runs import rows, write_run
 from tests.tuner.service.services import TOKEN, call, serving, simulating, until
 from tuner.service import events, service
 from tuner.service.events import HISTORY, PENDING, Hub
+from tuner.service.run_answers import RunSummary
+from tuner.service.runs import Runs
 
 
 class Thing(msgspec.Struct, frozen=True):
@@ -147,6 +150,32 @@ def test_changes_reach_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 return not made.hub.listeners
 
             await until(nobody, "the listener is forgotten when its connection ends")
+
+    asyncio.run(scenario())
+
+
+def test_a_look_at_the_runs_that_fails_is_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was made after it becomes an event all the same."""
+    monkeypatch.setattr(service, "RUNS_EVERY_S", 0.02)
+    real, looks = Runs.all, [0]
+
+    def failing(self: Runs) -> list[RunSummary]:
+        looks[0] += 1
+        if looks[0] <= 3:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(self)
+
+    monkeypatch.setattr(Runs, "all", failing)
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as (_, client), client.get("/api/v1/events") as response:
+
+            async def looked() -> bool:
+                return looks[0] >= 5  # so the fourth, which says what is there at first, is over
+
+            await until(looked, "a look that succeeds")
+            await asyncio.to_thread(write_run, tmp_path / "elsewhere", rows(repeats=1)[:2])
+            assert (await read_event(response.content, "run"))["name"] == "elsewhere"
 
     asyncio.run(scenario())
 

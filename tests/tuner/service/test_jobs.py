@@ -361,6 +361,46 @@ def test_a_registered_server_is_attached_to_as_what_it_plays(tmp_path: Path, mon
     assert "hush" not in json.dumps([plan.flags for plan, _ in plans])
 
 
+def test_a_job_goes_on_at_the_url_it_was_started_for_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that was registered anew for another URL has another key, which the old URL must not get."""
+    monkeypatch.setenv("SPECPIVOT_API_KEY_BOX", "hush-hush")
+    given: list[dict[str, str]] = []
+
+    def resume(self: Jobs, job: str, keys: dict[str, str]) -> answers.Job:
+        given.append(keys)
+        return self.answer(self.get(job))
+
+    monkeypatch.setattr(Jobs, "resume", resume)
+
+    async def scenario() -> list[tuple[int, Any]]:
+        async with serving(tmp_path) as (service, client):
+            box = {"name": "box", "url": "http://127.0.0.1:9", "api_key_env": "SPECPIVOT_API_KEY_BOX"}
+            assert (await call(client, "POST", "/api/v1/servers", box))[0] == 201
+            record = Record(
+                id="x",
+                kind="sweep",
+                run="run",
+                server="box",
+                arguments=["sweep", "--attach=eagle3=http://127.0.0.1:9", "--attach=forced_off=http://127.0.0.1:9"],
+                points_planned=2,
+                point_s=1,
+                created_s=0,
+                started_s=0,
+                state="interrupted",
+            )
+            service.jobs._put(record)
+            found = [await call(client, "POST", "/api/v1/jobs/x/resume")]
+            assert (await call(client, "DELETE", "/api/v1/servers/box"))[0] == 200
+            assert (await call(client, "POST", "/api/v1/servers", box | {"url": "http://127.0.0.1:8"}))[0] == 201
+            return [*found, await call(client, "POST", "/api/v1/jobs/x/resume")]
+
+    first, second = asyncio.run(scenario())
+    assert (first[0], second[0], "start a new job" in second[1]["error"]) == (200, 409, True)
+    assert given == [{"SPECPIVOT_API_KEY": "hush-hush"}]
+
+
 def test_presets_are_those_of_the_simulation(tmp_path: Path) -> None:
     """The service names them without loading what reads them."""
 

@@ -157,6 +157,18 @@ def test_a_server_that_is_measured_is_left_alone() -> None:
     assert after(seen(info()), Seen(5.0, False, asked=False), job="j1").state == "down"
 
 
+def test_what_a_job_did_is_not_taken_for_what_came_after_it() -> None:
+    """A job may set other policies and end with the one before it: the first look afterwards compares with nothing."""
+    quiet, without = Seen(2.0, True, asked=False), seen(None)
+    first, ended = seen(info(on={1: (1, 3)}), 1.0), seen(info(on={1: (1, 3), 8: (5, 80)}), 60.0)
+    server = after(first, quiet, ended)
+    assert (server.state, server.steps_on, server.batch, server.tok_per_s) == ("up", 6, None, None)
+    next_one = after(first, quiet, ended, seen(info(on={1: (3, 9), 8: (5, 80)}), 62.0))
+    assert (next_one.state, next_one.batch, next_one.tok_per_s) == ("up", 1.0, 3.0)
+    states = [after(first, quiet, *[without] * n).state for n in range(MISSES + 1)]
+    assert states == ["up"] * MISSES + ["lacking"]
+
+
 def test_a_server_that_is_not_patched_is_read_from_its_metrics() -> None:
     """Running requests, generated tokens, and whether it speculates at all."""
     plain = {"version": "0.5.16", "speculative_algorithm": None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import errno
 import os
 import re
 from pathlib import Path
@@ -207,6 +208,28 @@ def test_links_do_not_lead_out_either(tmp_path: Path) -> None:
             return listed, [(await call(client, "GET", f"/api/v1/runs/{n}/levels"))[0] for n in ("link", "run", "loop")]
 
     assert asyncio.run(read()) == ([], [404, 404, 404])
+
+
+def test_a_folder_that_may_not_be_looked_into_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's folder of mode 0700: it is no run, and the others are listed."""
+    write_run(tmp_path / "run", rows(repeats=1)[:3])
+    write_run(tmp_path / "closed", rows(repeats=1)[:3])
+    real = Path.stat
+
+    def stat(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:  # the tests may run as root, who may all
+        if self.parent.name == "closed":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+        return real(self, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", stat)
+
+    async def read() -> tuple[list[str], int]:
+        async with serving(tmp_path) as (service, client):
+            assert service.runs.summary("closed") is None
+            listed = (await call(client, "GET", "/api/v1/runs"))[1]["runs"]
+            return [run["name"] for run in listed], (await call(client, "GET", "/api/v1/runs/closed"))[0]
+
+    assert asyncio.run(read()) == (["run"], 404)
 
 
 def test_levels_of_a_run_that_was_only_begun(tmp_path: Path) -> None:

@@ -136,6 +136,22 @@ def test_a_wrong_token_is_no_token(tmp_path: Path, given: str) -> None:
     assert asked(tmp_path, "GET", "/api/v1/runs", TOKEN, headers={"Authorization": given}) == 401
 
 
+@pytest.mark.parametrize("header", [b"Authorization: Bearer \xff", b"Cookie: specpivot=\xff"])
+def test_bytes_that_are_no_text_are_no_token(tmp_path: Path, header: bytes) -> None:
+    """401 as for any other, in a header or a cookie."""
+
+    async def ask() -> bytes:
+        async with serving(tmp_path, TOKEN) as (_, client):
+            reader, writer = await asyncio.open_connection(client.host, client.port)
+            writer.write(b"GET /api/v1/runs HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n\r\n")
+            status = await reader.readline()
+            writer.close()
+            await writer.wait_closed()
+            return status
+
+    assert asyncio.run(ask()).split()[1] == b"401"
+
+
 def test_a_token_or_the_cookie_of_a_login_lets_in(tmp_path: Path) -> None:
     """The cookie does not hold the token, no script reads it, and no other site sends it."""
 

@@ -112,6 +112,19 @@ def test_the_service_needs_none_of_the_large_libraries() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_what_fails_while_it_serves_is_not_blamed_on_the_results_folder(tmp_path: Path) -> None:
+    """Its own error ends it, with a traceback: there is no better folder to give."""
+    code = (
+        "import tuner.service.__main__ as main\n"
+        "async def serve(*_): raise OSError(24, 'Too many open files')\n"
+        "main.serve = serve\n"
+        f"main.main(['--results', {str(tmp_path)!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENT_S)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1] == "OSError: [Errno 24] Too many open files"
+
+
 def refused(*words: str) -> tuple[int, str]:
     """Exit code and last line of a service that does not start."""
     environment = {name: value for name, value in os.environ.items() if name != "SPECPIVOT_TOKEN"}
