@@ -1,4 +1,4 @@
-"""Random requests to the real tuning service: `make fuzz` installs schemathesis, which reads the service's openapi.json.
+"""Random requests to the real tuning service: `make fuzz` installs schemathesis, which reads its openapi.json.
 
     python -m tests.fuzz_service [EXAMPLES]
 
