@@ -5,13 +5,19 @@
 #                                                    what DIR/NAME already holds is resumed
 #   campaign.sh wait DIR SECONDS                     show progress until all have ended, at most so long; exit 1 while some run
 #   campaign.sh pack DIR OUT                         what belongs into results/, one DIR/NAME.tar per run, readable at any moment
-#   campaign.sh stop DIR                             Ctrl-C to every sweep; --resume goes on from there
+#   campaign.sh stop DIR                             every sweep ends as at Ctrl-C; start resumes it
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
 
+absolute() {  # a path from here; anything else, as a model's name, stays
+  if [ -e "$1" ]; then realpath -s "$1"; else echo "$1"; fi
+}
+
 start() {
-  local dir=$1 target=$2 draft=$3 name gpu
-  mkdir -p "$dir"
+  local dir target draft name gpu python=$repository/.venv/bin/python
+  mkdir -p "$1"
+  dir=$(absolute "$1") target=$(absolute "$2") draft=$(absolute "$3")
+  [ -x "$python" ] || python=python3
   for pair in "${@:4}"; do
     name=${pair%:*} gpu=${pair##*:}
     (
@@ -22,16 +28,16 @@ start() {
         set -- --config "results/configs/$name.toml" --model "$target" --draft "$draft" --out "$dir/$name"
         set -- "$@" --server-env "CUDA_VISIBLE_DEVICES=$gpu"
       fi
-      setsid nohup python3 -m specpivot sweep "$@" >"$dir/$name.json" 2>>"$dir/$name.log" &
+      setsid nohup "$python" -m specpivot sweep "$@" >"$dir/$name.json" 2>>"$dir/$name.log" &
       echo $! >"$dir/$name.pid"
     )
   done
 }
 
-running() {
+running() {  # one that has ended may stay as a zombie where process 1 is no init, as in a container
   local file alive=1
   for file in "$1"/*.pid; do
-    kill -0 "$(cat "$file")" 2>/dev/null && alive=0
+    grep -q '^State:[[:space:]]*[^XZ]' "/proc/$(cat "$file")/status" 2>/dev/null && alive=0
   done
   return $alive
 }
@@ -40,7 +46,7 @@ wait_for() {
   local dir=$1 end=$((SECONDS + $2)) file
   while running "$dir" && [ $SECONDS -lt $end ]; do sleep 2; done
   for file in "$dir"/*.log; do
-    echo "== $(basename "$file" .log): $(($(wc -l <"${file%.log}/levels.csv" 2>/dev/null || echo 1) - 1)) points"
+    echo "== $(basename "$file" .log): $(($(wc -l 2>/dev/null <"${file%.log}/levels.csv" || echo 1) - 1)) points"
     tail -n 6 "$file" | cut -c1-200
   done
   ! running "$dir"
@@ -56,10 +62,10 @@ pack() {
   done
 }
 
-stop() {
+stop() {  # not SIGINT, which a script's background processes ignore from the start
   local file
   for file in "$1"/*.pid; do
-    kill -INT "$(cat "$file")" 2>/dev/null || true
+    kill -TERM "$(cat "$file")" 2>/dev/null || true
   done
 }
 

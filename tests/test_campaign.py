@@ -1,15 +1,26 @@
-"""The committed configurations are sweeps that can run, and those of one campaign differ only in what it varies."""
+"""The committed configurations are sweeps that can run, those of one campaign differ only in what it varies, and the
+script that runs several starts, stops and packs them."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+import tarfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from harness.config import load_config, make_config
+from harness.manifest import new_manifest
+from harness.runfolder import RunFolder, RunWriter
 from pairs.prompts import KINDS
+from tests.harness.commands import PATIENCE_S, SIM, rows_of, wait_until
+from tests.harness.leftovers import nothing_left
 
 CONFIGS = sorted((Path(__file__).parent.parent / "results" / "configs").glob("*.toml"))
 CAMPAIGN = [file for file in CONFIGS if file.name.startswith(("h200-0.5.16-v2-acc", "h200-0.5.16-v2-pair-"))]
@@ -17,6 +28,7 @@ MODELS = {"model": "TARGET", "draft": "DRAFT"}
 VARIED = {"concurrency", "warmup", "duration", "input_tokens", "random_range_ratio", "server_env", "server_args"}
 GPU_KV_GIB = 100.0  # of an H200's 140 GiB, beside two sets of weights
 KV_GIB_PER_TOKEN = 128 / 2**20  # Llama-3.1-8B in bfloat16
+POINTS = 1000  # of a second each: more than any test waits for
 
 
 def shared_part(document: dict[str, Any]) -> dict[str, Any]:
@@ -62,3 +74,59 @@ def test_the_readme_names_the_campaign() -> None:
     patterns = [re.sub(r"\\{([^}]*)\\}", lambda m: f"({m[1].replace(',', '|')})", text) for text in families]
     for file in CAMPAIGN:
         assert any(re.fullmatch(pattern, file.stem) for pattern in patterns), file.stem
+
+
+def campaign(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """results/campaign.sh from this folder, with this Python where the repository has none of its own."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    return subprocess.run(
+        [str(CONFIGS[0].parents[1] / "campaign.sh"), *words],
+        cwd=folder,
+        env={**os.environ, "PATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
+    )
+
+
+def test_a_campaign_starts_stops_and_packs(tmp_path: Path) -> None:
+    """Into a relative folder from anywhere; a sweep of hours is resumed, ends when told to, and keeps what it has."""
+    config = make_config(
+        {"sim": SIM, "variants": ["baseline"], "concurrency": [1], "repeats": POINTS, "warmup": 0.2, "duration": 0.6}
+        | {"input_tokens": 8, "output_tokens": 8}
+    )
+    run = tmp_path / "runs" / "one"
+    RunWriter.create(run, new_manifest(config, ["specpivot"])).close()
+    with nothing_left(tmp_path / "runs"):
+        assert campaign(tmp_path, "start", "runs", "TARGET", "DRAFT", "one:0").returncode == 0
+        sweep = psutil.Process(int((tmp_path / "runs" / "one.pid").read_text()))
+        try:
+            assert campaign(tmp_path, "wait", "runs", "0").returncode == 1
+            wait_until(lambda: rows_of(run), lambda: alive(sweep) or (tmp_path / "runs" / "one.log").read_text())
+            assert campaign(tmp_path, "stop", "runs").returncode == 0
+            stopped = campaign(tmp_path, "wait", "runs", "100")
+            assert stopped.returncode == 0, stopped.stdout
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                sweep.kill()
+    assert 0 < len(RunFolder(run).levels()) < POINTS
+    assert f"== one: {len(RunFolder(run).levels())} points" in stopped.stdout
+
+    (tmp_path / "out").mkdir()
+    assert campaign(tmp_path, "pack", "runs", "out").returncode == 0
+    with tarfile.open(tmp_path / "out" / "one.tar") as packed:
+        assert packed.getnames() == ["one/manifest.json", "one/levels.csv", "one/requests.jsonl.gz"]
+        packed.extractall(tmp_path / "unpacked", filter="data")
+    unpacked = RunFolder(tmp_path / "unpacked" / "one")
+    assert [row.key for row in unpacked.levels()] == [row.key for row in RunFolder(run).levels()]
+    assert sum(1 for _ in unpacked.requests()) == sum(1 for _ in RunFolder(run).requests())
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it has not ended yet."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
