@@ -18,7 +18,7 @@ from enum import IntEnum
 from patched_worker.autopilot_curve import Curve
 from patched_worker.autopilot_decide import ANY_THRESHOLD, Bounds, Verdict, decide, resume_at
 from patched_worker.autopilot_evidence import Evidence
-from patched_worker.policy import DEFAULT_MIN_DWELL_STEPS, MAX_NUMBER, NEVER_DISABLE, Gate, Policy
+from patched_worker.policy import MAX_NUMBER, NEVER_DISABLE, Gate, Policy
 from patched_worker.steptrace import StepRecord
 from patched_worker.switchback import Plan, Switchback
 
@@ -142,7 +142,7 @@ class Autopilot:
         threshold = START_THRESHOLD if start.threshold is None else start.threshold
         threshold = self.order.bounds.clamp(threshold)
         self.plan = Plan(threshold, resume_at(threshold))
-        self._dwell = start.min_dwell or DEFAULT_MIN_DWELL_STEPS
+        self._dwell = start.min_dwell
         if self.order.mode is Mode.HELD:
             self._gate = Gate(start, num_steps)
         else:
@@ -161,6 +161,7 @@ class Autopilot:
         self._held = True
         if policy.threshold is not None:
             self.plan = replace(self.plan, threshold=policy.threshold, resume_at=resume_at(policy.threshold))
+        self._dwell = policy.min_dwell
         self._gate = Gate(policy, self.num_steps)
         self._switchback.reset()
 

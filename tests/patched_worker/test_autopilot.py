@@ -170,6 +170,20 @@ def test_held_neither_flips_nor_moves_and_remembers() -> None:
     assert ours.evidence.triples < comparisons + 30
 
 
+@pytest.mark.parametrize("dwell", [0, 5])
+def test_the_operators_dwell_stays(dwell: int) -> None:
+    """Also none at all, through every move; one that is set later takes its place when tuning resumes."""
+    ours = Autopilot(DRAFTS, Policy.from_threshold(256, min_dwell=dwell))
+    assert ours.policy.min_dwell == dwell
+    Machine(ours).run(20_000, around(PIVOT))
+    assert ours.moved
+    assert ours.policy.min_dwell == dwell
+
+    ours.hold(Policy.from_threshold(7, min_dwell=dwell + 3))
+    ours.command(Order())
+    assert ours.policy.min_dwell == dwell + 3
+
+
 def test_ranks_decide_alike_though_their_clocks_differ() -> None:
     """One leads, the others take over its plan at the same step; what they measured themselves does not matter."""
     told: list[list[int]] = []
