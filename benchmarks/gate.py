@@ -17,7 +17,6 @@ from patched_worker.autopilot import TICK_STEPS, Order
 from patched_worker.control import Control, Identity
 from patched_worker.policy import Policy
 from patched_worker.probes import TokenCount
-from patched_worker.steptrace import Trace
 
 BATCH = 256
 STEPS = 320
@@ -39,7 +38,7 @@ def control_for(autopilot: bool) -> Control:
     """A worker's control, as it is after the start."""
     control = Control(Policy.from_threshold(BATCH // 2), 3, Identity("worker", "module", "0", "0"))
     if autopilot:
-        control.connect(Order(), Trace())
+        control.connect(Order(), None)
     return control
 
 

@@ -1,8 +1,9 @@
-"""One compact record per decode step: kept in a bounded ring, and written to a file where one is asked for.
+"""One compact record per decode step, written to a file.
 
 The file is one line of JSON (schema, number of draft steps, what made it) and then RECORD after RECORD, little-endian,
 20 bytes each, until the end. `tuner.replay` reads it. Writing stops at MAX_FILE_BYTES; a write that fails ends the
-file and never the server.
+file and never the server. SGLang ends its schedulers with SIGKILL, so that nothing can be written at the end: records
+wait for few others, and what is lost is less than FLUSH_STEPS of them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import struct
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -23,8 +23,7 @@ TRACE_SCHEMA = 1
 TRACE_KIND = "specpivot-steps"
 RECORD = struct.Struct("<HBBIIff")  # batch, flags, draft steps, context, tokens, seconds, prefill_s
 FLIPPED, AFTER_IDLE = 1, 2
-RING_STEPS = 8192
-FLUSH_STEPS = 256
+FLUSH_STEPS = 32  # that one write takes; a larger write makes its step late
 MAX_FILE_BYTES = 1 << 28
 _MAX_BATCH, _MAX_COUNT = 0xFFFF, 0xFFFFFFFF
 
@@ -70,22 +69,23 @@ def unpacked(body: bytes | bytearray | memoryview) -> list[StepRecord]:
 
 
 class Trace:
-    """The ring, and the file.
+    """The file.
 
     Args:
-        file: where to write as well; None writes nowhere.
+        file: where to write.
         header: what the file's first line says besides the schema.
+
+    Raises:
+        OSError: it cannot be written.
     """
 
-    def __init__(self, file: Path | None = None, header: dict[str, object] | None = None) -> None:
-        self.ring: deque[StepRecord] = deque(maxlen=RING_STEPS)  # the last ones, oldest first
+    def __init__(self, file: Path, header: dict[str, object] | None = None) -> None:
         self._unwritten: list[StepRecord] = []
         self._written = 0
-        self._out = None if file is None else _opened(file, header or {})
+        self._out: BinaryIO | None = _opened(file, header or {})
 
     def append(self, record: StepRecord) -> None:
         """Keep one more step."""
-        self.ring.append(record)
         if self._out is not None:
             self._unwritten.append(record)
             if len(self._unwritten) >= FLUSH_STEPS:

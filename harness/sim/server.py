@@ -44,9 +44,8 @@ async def _serve(settings: ServerSettings) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    runner = web.AppRunner(
-        make_app(Service(settings)), access_log=None, handler_cancellation=True, shutdown_timeout=1.0
-    )
+    service = Service(settings)
+    runner = web.AppRunner(make_app(service), access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     try:
         site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
@@ -64,6 +63,7 @@ async def _serve(settings: ServerSettings) -> None:
         await stop.wait()
     finally:
         await runner.cleanup()
+        service.close()
 
 
 def settings_from(arguments: Sequence[str]) -> ServerSettings:

@@ -100,7 +100,7 @@ class Service:
         preset = settings.preset
         self.settings = settings
         steps = settings.num_steps or preset.acceptance.num_steps
-        trace = settings.trace_file and Trace(settings.trace_file, {"num_steps": steps})
+        self._trace = Trace(settings.trace_file, {"num_steps": steps}) if settings.trace_file is not None else None
         self.engine = make_engine(
             preset,
             settings.variant,
@@ -109,7 +109,7 @@ class Service:
             settings.noise,
             settings.num_steps,
             settings.order,
-            trace or None,
+            self._trace,
         )
         self.clock = Clock(settings.time_scale)
         self.metrics = Metrics(self.engine, preset.model)
@@ -119,6 +119,11 @@ class Service:
         self.started_at = time.time()
         self._open: dict[Request, Open] = {}
         self._served = 0
+
+    def close(self) -> None:
+        """The server ends: the rest of its trace is written."""
+        if self._trace is not None:
+            self._trace.close()
 
     # ---- requests
 

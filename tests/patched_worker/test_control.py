@@ -11,7 +11,7 @@ from patched_worker.autopilot_decide import Bounds
 from patched_worker.control import Control, Identity, Step
 from patched_worker.policy import DWELL_KEY, RESUME_KEY, THRESHOLD_KEY, Policy, Rung, to_wire
 from patched_worker.settings import Refusal
-from patched_worker.steptrace import Trace
+from patched_worker.steptrace import Trace, unpacked
 
 IDENTITY = Identity("sglang.Worker", "patched_worker.eagle_v2", "0.5.16", "0123456789ab")
 DRAFT_TOKENS = 4
@@ -265,13 +265,14 @@ def decode(control: Control, batch: int) -> Step:
     return step
 
 
-def test_the_autopilot_is_told_of_every_step_by_what_it_was(control: Control) -> None:
+def test_the_autopilot_is_told_of_every_step_by_what_it_was(control: Control, tmp_path: Path) -> None:
     """Batch, context, tokens and state reach the trace; flipped steps are marked."""
-    trace = Trace()
+    trace = Trace(tmp_path / "t")
     control.connect(Order(), trace)
     for _ in range(200):
         decode(control, 4)
-    records = list(trace.ring)
+    trace.close()
+    records = unpacked((tmp_path / "t").read_bytes().partition(b"\n")[2])
 
     assert len(records) == 199  # the last one's time is still running
     assert {(record.batch, record.context) for record in records} == {(4, 400)}

@@ -18,7 +18,7 @@ from harness.sim.service import ServerSettings, Service
 from patched_worker.autopilot import Autopilot, Mode, Order
 from patched_worker.autopilot_decide import Bounds
 from patched_worker.policy import Policy
-from patched_worker.steptrace import Trace
+from patched_worker.steptrace import FLUSH_STEPS, Trace, unpacked
 
 PRESET = load_preset("h200-llama31-8b-accept-1.8-illustrative")  # pays up to a batch of about 13
 
@@ -43,18 +43,31 @@ def test_a_wrong_threshold_is_corrected_on_the_virtual_clock() -> None:
     assert engine.gate.evidence.accept.mean == pytest.approx(1.8, rel=0.05)
 
 
-def test_records_are_what_the_engine_did() -> None:
+def test_records_are_what_the_engine_did(tmp_path: Path) -> None:
     """Every decode step, its tokens, and the prefills' seconds in between."""
-    trace = Trace()
+    trace = Trace(tmp_path / "t")
     engine = make_engine(PRESET, "dynamic", Policy.from_threshold(8), order=None, trace=trace)
     loaded(engine, 10, 3.0)
-    counters, records = engine.counters, list(trace.ring)
+    trace.close()
+    counters, records = engine.counters, unpacked((tmp_path / "t").read_bytes().partition(b"\n")[2])
     decoded = sum(count.tokens for count in counters.by_batch.values())
 
     assert len(records) == counters.steps("on") + counters.steps("off")
     assert sum(r.tokens for r in records) == decoded
     assert sum(r.prefill_s for r in records) == pytest.approx(counters.prefill_s, rel=0.05)
     assert sum(r.seconds for r in records) == pytest.approx(sum(c.seconds for c in counters.by_batch.values()))
+
+
+def test_a_server_that_ends_writes_the_rest_of_its_trace(tmp_path: Path) -> None:
+    """Steps that would have waited for others to be written with."""
+    service = Service(ServerSettings(PRESET, "dynamic", Policy.from_threshold(8), trace_file=tmp_path / "t"))
+    loaded(service.engine, 2, 0.05)
+    service.close()
+    counters = service.engine.counters
+    steps = counters.steps("on") + counters.steps("off")
+
+    assert steps % FLUSH_STEPS
+    assert len(unpacked((tmp_path / "t").read_bytes().partition(b"\n")[2])) == steps
 
 
 def test_an_operator_sets_it_as_in_sglang() -> None:
