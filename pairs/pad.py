@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from harness.errors import UserError
 from pairs.draft import LAYER
-from pairs.files import Config, copy_tokenizer, new_folder, read_config, write_json
+from pairs.files import Config, copy_tokenizer, new_folder, read_config, run, write_json
 from pairs.llama import Shape
 from pairs.weights import Weights, read_weights, write_shards, write_weights
 
@@ -271,7 +270,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        sys.exit(str(error))
+    run(main)

@@ -12,10 +12,10 @@ import argparse
 import json
 import random
 import string
-import sys
 from typing import Literal, get_args
 
 from harness.errors import UserError
+from pairs.files import run
 
 Kind = Literal["code", "prose", "lists", "dialogue", "arithmetic"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -178,7 +178,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        sys.exit(str(error))
+    run(main)

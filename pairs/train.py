@@ -29,12 +29,11 @@ from torch import Tensor
 from torch.nn.functional import kl_div, linear
 from torch.nn.utils.rnn import pad_sequence
 
-from harness.errors import UserError
 from pairs import accept, answers, draft, llama
 from pairs.accept import Accepted, ahead, embedded, padded
 from pairs.answers import Answer
 from pairs.draft import Draft
-from pairs.files import write_json
+from pairs.files import identity, run, same_settings, write_json
 from pairs.llama import Llama, Pass
 
 Watch = Callable[[list[Answer]], Pass]
@@ -75,9 +74,9 @@ def train(target_folder: Path, out: Path, settings: Settings, device: str) -> di
     """All stages.
 
     Raises:
-        UserError: `out` holds the work of other settings.
+        UserError: `out` holds the work of other settings or of another target.
     """
-    _same_settings(out, settings)
+    same_settings(out, {**asdict(settings), "target": identity(target_folder)})
     target = llama.load(target_folder, device, torch.bfloat16 if device == "cuda" else torch.float32)
     known, held_out = _answers(target, target_folder, out, settings, device)
     begun = draft.start(target, vocabulary(known, target, settings.draft_vocab))
@@ -250,15 +249,6 @@ def _restore(file: Path, begun: Draft, optimiser: torch.optim.Optimizer) -> int:
     return int(stored["steps"])
 
 
-def _same_settings(out: Path, settings: Settings) -> None:
-    """Answers and checkpoints of other settings must not be taken for these."""
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / "settings.json"
-    if file.exists() and json.loads(file.read_text()) != asdict(settings):
-        raise UserError(f"{out} was begun with other settings ({file}); give the same, or another --out")
-    write_json(file, asdict(settings))
-
-
 def _report(kinds: dict[str, Accepted], known: list[Answer], trained: Draft, settings: Settings) -> dict[str, Any]:
     said = Counter(int(token) for answer in known for token in answer.tokens[answer.prompt_tokens :])
     ids = set(trained.vocabulary.tolist())
@@ -287,7 +277,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        sys.exit(str(error))
+    run(main)

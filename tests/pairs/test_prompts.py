@@ -33,8 +33,9 @@ def test_held_out_prompts_are_none_of_the_others() -> None:
     assert not known & set(prompts("arithmetic", 500, seed=1, without=known))
 
 
-def test_too_many_are_refused() -> None:
+def test_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says how many there are."""
+    monkeypatch.setattr("pairs.prompts.PATIENCE", 1)
     with pytest.raises(UserError, match="templates of lists"):
         prompts("lists", 10**5, seed=1)
 

@@ -12,6 +12,7 @@ import json
 import random
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,28 @@ def an_unknown_model_is_refused(folder: Path) -> None:
     assert not (folder / "other").exists()
 
 
+def a_damaged_model_is_refused(folder: Path) -> None:
+    """No GGUF, one that is cut off, one without a field, and a config without a size: errors with a remedy."""
+    make_gguf(folder / "whole.gguf")
+    whole = (folder / "whole.gguf").read_bytes()
+    damaged = {"empty": b"", "short": b"GG", "text": b"no model at all" * 99, "cut": whole[:-5000]}
+    damaged["field"] = whole.replace(b"llama.block_count", b"llama.block_COUNT")
+    for name, content in damaged.items():
+        (folder / name).write_bytes(content)
+        assert name in refusal(dequantise.dequantise, folder / name, folder / "out")
+    assert not (folder / "out").exists()
+    assert "hidden_size" in refusal(llama.Shape.of, {k: v for k, v in CONFIG.items() if k != "hidden_size"})
+
+
+def refusal(attempt: Callable[..., object], *given: object) -> str:
+    """What the user is told."""
+    try:
+        attempt(*given)
+    except UserError as error:
+        return str(error)
+    raise AssertionError(f"{given} was accepted")
+
+
 def make_draft(target: Llama, seed: int = 0) -> Draft:
     """A draft with random weights, over a third of the vocabulary."""
     chosen = torch.tensor(sorted(random.Random(seed).sample(range(3, models.VOCAB), 170)))
@@ -390,6 +413,17 @@ def other_settings_are_refused(folder: Path) -> None:
     except UserError:
         return
     raise AssertionError("accepted")
+
+
+def another_target_is_refused(folder: Path) -> None:
+    """Answers and checkpoint of one target are not taken for another's of the same shape; a copy goes on."""
+    path = make_target(folder / "target")
+    small = replace(TINY, prompts=2, held_out=1, steps=1)
+    report = train.train(path, folder / "out", small, "cpu")
+    path = path.rename(folder / "moved")
+    assert train.train(path, folder / "out", small, "cpu") == report
+    write_weights(path, {name: tensor * 1.01 for name, tensor in read_weights(path).items()})
+    assert "another target" in refusal(train.train, path, folder / "out", small, "cpu")
 
 
 WIDER = Size(hidden=160, layers=7, mlp=300, heads=16, kv_heads=4)  # groups of four hold groups of three
