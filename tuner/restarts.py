@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,7 @@ from optuna.distributions import CategoricalDistribution
 from harness.config import SweepConfig
 from harness.errors import UserError
 from harness.manifest import workload_of
-from harness.records import Manifest
-from harness.runfolder import LEVELS, MANIFEST, REQUESTS, RunFolder, RunWriter, WriteFailed
+from harness.runfolder import LEVELS, REQUESTS, RunFolder, RunWriter, WriteFailed
 from harness.sweep import opened
 from harness.variants import server_plans
 from tuner import combinations, recommend
@@ -35,6 +32,7 @@ from tuner.ladder import Ladder
 from tuner.objective import even_weights, level_weights
 from tuner.outcome import tuned
 from tuner.recommend import Recommendation
+from tuner.reference import combination_folder
 from tuner.search import Found
 from tuner.session import Session, SharedRequests, live, measurer, reference_block, reference_of, tune_manifest
 from tuner.study import JOURNAL, storage_of
@@ -202,7 +200,7 @@ def _tuned(
         now = _worth(fit, options, config)
         return leader is None or now.gain + 2 * now.se > leader.gain - 2 * leader.se
 
-    with _folder(whole, combination.name, tune_manifest(mine, options, session.command)) as writer:
+    with combination_folder(whole, combination.name, tune_manifest(mine, options, session.command)) as writer:
         speculative = msgspec.structs.replace(mine, variants=("eagle3", "forced_off"))
         found = _found_before(writer.path) or live(speculative, writer, session, still)
         if found is None:
@@ -220,22 +218,6 @@ def _found_before(path: Path) -> Found | None:
         return msgspec.json.decode((path / FOUND).read_bytes(), type=Found)
     except (OSError, msgspec.DecodeError):
         return None
-
-
-@contextmanager
-def _folder(whole: RunWriter, name: str, manifest: Manifest) -> Iterator[RunWriter]:
-    """The run folder of a combination, with the reference's points in it."""
-    path = whole.path / name
-    with RunWriter.resume(path) if (path / MANIFEST).exists() else RunWriter.create(path, manifest) as writer:
-        if not writer.rows:
-            reference = RunFolder(whole.path)
-            records = reference.requests()
-            while batch := list(islice(records, 1000)):
-                writer.add_requests(batch)
-            writer.set_rows(reference.levels())
-            played = {v: r for v, r in whole.manifest.variants.items() if v in ("baseline", "baseline_no_overlap")}
-            writer.set_manifest(msgspec.structs.replace(manifest, servers=whole.manifest.servers, variants=played))
-        yield writer
 
 
 def _worth(fit: Pivot, options: TuneOptions, config: SweepConfig) -> Worth:
