@@ -45,6 +45,7 @@ def register(app: typer.Typer) -> None:
 
 
 def recommend_command(
+    context: typer.Context,
     run: Annotated[Path | None, typer.Argument(help="Run folder made by sweep or tune.", show_default=False)] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Instead of a run: decode steps that a patched server recorded.")
@@ -63,6 +64,7 @@ def recommend_command(
     if (run is None) == (trace is None):
         raise UserError("give a run folder, or --trace FILE")
     if trace is not None:
+        _refuse_beside_trace(context)
         recommend_from_trace(trace)
         return
     assert run is not None
@@ -76,6 +78,19 @@ def recommend_command(
     last_line(found)
     if any(not row.usable for row in folder.levels()):
         raise typer.Exit(PARTIAL)
+
+
+def _refuse_beside_trace(context: typer.Context) -> None:
+    """A trace holds its own traffic and no curves: flags about them would be ignored."""
+    given = [name for name in context.params if _given(context, name) and name != "trace"]
+    flags = [f"--{name.removesuffix('_name').replace('_', '-')}" for name in given]
+    if flags:
+        raise UserError(f"--trace takes no {' and no '.join(flags)}; leave out what is for a run folder")
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def recommend_from_trace(file: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from harness.errors import UserError
+from harness.regular import require_regular
 from patched_worker.autopilot_curve import INTERVAL_Z, Curve, curve_of
 from patched_worker.autopilot_evidence import ACCEPT, COST, Evidence, compared
 from patched_worker.steptrace import RECORD, TRACE_KIND, TRACE_SCHEMA, StepRecord, unpacked
@@ -76,10 +77,10 @@ def read_trace(file: Path) -> list[StepRecord]:
     """The records of a trace; a last one that was cut short is left out.
 
     Raises:
-        UserError: it is missing, no trace, of another schema, damaged or empty.
+        UserError: it is missing, no regular file, no trace, of another schema, damaged or empty.
     """
     try:
-        body = file.read_bytes()
+        body = require_regular(file).read_bytes()
     except OSError as error:
         raise UserError(f"cannot read the trace {file}: {error.strerror}") from error
     first, newline, rest = body.partition(b"\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,6 +132,13 @@ def test_a_missing_file_is_said_so(tmp_path: Path) -> None:
         read_trace(tmp_path / "none")
 
 
+def test_a_fifo_is_refused(tmp_path: Path) -> None:
+    """Nobody writes to it: reading would never end."""
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UserError, match="no regular file"):
+        read_trace(tmp_path / "fifo")
+
+
 def test_a_step_that_was_cut_short_is_left_out(trace: Path, tmp_path: Path) -> None:
     """A server that was killed while it wrote."""
     file = tmp_path / "cut"
@@ -156,6 +164,25 @@ def test_a_run_or_a_trace_not_both_not_none(trace: Path, tmp_path: Path) -> None
     for arguments in ([], [str(tmp_path), "--trace", str(trace)]):
         result = CliRunner().invoke(app, ["recommend", *arguments])
         assert result.exit_code != 0
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--weights", "w.csv"],
+        ["--objective", "score"],
+        ["--latency-slack", "5%"],
+        ["--watch", "60"],
+        ["--plot"],
+        ["--no-plot"],
+    ],
+)
+def test_a_trace_takes_no_flags_of_a_run(trace: Path, flags: list[str]) -> None:
+    """They would do nothing; also where they say what is the default."""
+    result = CliRunner().invoke(app, ["recommend", "--trace", str(trace), *flags])
+
+    assert isinstance(result.exception, UserError)
+    assert f"takes no {flags[0].replace('no-', '')}; leave out" in str(result.exception)
 
 
 def test_words_name_the_threshold(trace: Path) -> None:
