@@ -41,10 +41,10 @@ def parse_search(text: str) -> Search:
     name: Knob = "threshold"
     for word in (part.strip() for part in text.split(",")):
         head, equals, value = word.rpartition("=")
-        if equals or not word.isdigit():
+        if equals or not word.isdecimal():
             name = _knob(head if equals else word)
             found.setdefault(name, ())
-        if equals or word.isdigit():
+        if equals or word.isdecimal():
             found[name] = (*found[name], _value(name, value if equals else word))
     if found["threshold"]:
         raise UserError("--search threshold: its values come from the measured curves; leave them out")
@@ -67,6 +67,6 @@ def _knob(word: str) -> Knob:
 
 def _value(knob: Knob, text: str) -> int:
     least = 0 if knob == "min_dwell" else 1
-    if not text.isdigit() or not least <= int(text) <= MAX_VALUE:
+    if not text.isdecimal() or not least <= int(text) <= MAX_VALUE:
         raise UserError(f"--search {knob}={text}: give whole numbers from {least} to {MAX_VALUE}")
     return int(text)

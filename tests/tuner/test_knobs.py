@@ -34,6 +34,8 @@ def test_sglangs_own_names_are_taken() -> None:
         ("num_steps=0", "from 1 to 4096"),
         ("num_steps=two", "from 1 to 4096"),
         ("min_dwell=5000", "from 0 to 4096"),
+        ("num_steps=\u00b2", "from 1 to 4096"),
+        ("num_steps=1,\u00b2", "'\u00b2' is unknown"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(text: str, says: str) -> None:
