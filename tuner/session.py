@@ -20,6 +20,7 @@ import optuna
 from harness.bench import Bench
 from harness.config import SweepConfig
 from harness.errors import UserError
+from harness.load import require_files_for
 from harness.manifest import new_manifest, workload_of
 from harness.records import LevelRow, Manifest, PointKey, Variant, VariantRecord
 from harness.runfolder import RunWriter
@@ -60,8 +61,13 @@ class Session:
     command: Sequence[str]
     stop: threading.Event
 
-    def point(self, bench: Bench, key: PointKey, measure: Callable[[], LevelRow]) -> LevelRow:
+    def point(self, writer: RunWriter, point: str, measure: Callable[[], LevelRow]) -> LevelRow:
         """Take one point within the budget.
+
+        Args:
+            writer: the run folder that has the logs of its server.
+            point: its name, for people.
+            measure: takes it.
 
         Raises:
             Stopped: before it, or while it ran.
@@ -74,7 +80,7 @@ class Session:
         if self.stop.is_set():
             raise Stopped
         if row.verdict in ("server_died", "policy_refused"):
-            raise UserError(f"{key}: {row.verdict}; see {bench.writer.path / 'logs'}, then --resume goes on")
+            raise UserError(f"{point}: {row.verdict}; see {writer.path / 'logs'}, then --resume goes on")
         return row
 
     def note(self, writer: RunWriter, line: str) -> None:
@@ -147,13 +153,18 @@ def _hysteresis(bench: Bench, found: Found, rows: Sequence[LevelRow], session: S
     """Rank resume points and dwells of what is kept, under waves on the same servers."""
     threshold, config = found.threshold, bench.config
     assert threshold
+    try:
+        require_files_for(waves.most_in_flight(config, threshold), config.client_workers)
+    except UserError as error:
+        session.note(bench.writer, f"resume points and dwells are not ranked, the default stays: {error}")
+        return None
     wanted = waves.waves_around(rows, found.fit.off, threshold, config.warmup_s, config.duration_s)
     session.note(bench.writer, f"resume points and dwells of threshold {threshold}: {waves.in_words(wanted)}")
     with waves.wave_bench(bench, wanted, threshold, session.command, session.stop) as (under, measure):
 
         def take(policy: Policy, wave: Wave, round_: int, candidate: int) -> LevelRow:
-            key = PointKey("dynamic", candidate, round_)
-            return session.point(under, key, lambda: measure(policy, wave, round_, candidate))
+            point = f"{wave} of round {round_ + 1}, resume at {policy.resume_at}, {policy.min_dwell} steps"
+            return session.point(bench.writer, point, lambda: measure(policy, wave, round_, candidate))
 
         ranked = hysteresis.rank(
             take,
@@ -209,7 +220,7 @@ def measurer(bench: Bench, session: Session) -> Take:
 
     def take(variant: Variant, policy: Policy | None, concurrency: int, repeat: int) -> LevelRow:
         key = PointKey(variant, concurrency, repeat)
-        row = session.point(bench, key, lambda: bench.measure(key, policy, _progress(session, key)))
+        row = session.point(bench.writer, str(key), lambda: bench.measure(key, policy, _progress(session, key)))
         # Numbers that keep trials apart mean nothing to people.
         session.reporter.row(msgspec.structs.replace(row, repeat=1) if repeat >= CONFIRMATION else row)
         return row

@@ -78,6 +78,11 @@ def in_words(waves: dict[Wave, Arrivals]) -> str:
     )
 
 
+def most_in_flight(config: SweepConfig, threshold: int) -> int:
+    """Requests that are in flight under waves around a threshold, at most."""
+    return max(config.max_concurrency, 4 * threshold)
+
+
 @contextmanager
 def wave_bench(
     bench: Bench, waves: dict[Wave, Arrivals], threshold: int, command: Sequence[str], stop: threading.Event
@@ -91,7 +96,7 @@ def wave_bench(
         command: the command line, for the manifest.
         stop: set to end the point in progress.
     """
-    limit = max(bench.config.max_concurrency, 4 * threshold)
+    limit = most_in_flight(bench.config, threshold)
     config = msgspec.structs.replace(
         bench.config, variants=("dynamic",), concurrency=(limit,), threshold=threshold, resume_at=None
     )
