@@ -64,15 +64,19 @@ class Budget:
 
 
 def check_budget(config: SweepConfig, options: TuneOptions) -> None:
-    """Refuse a budget that starting the servers and one pass over the levels would exceed.
+    """Refuse servers that cannot start, and a budget that their start and one pass over the levels would exceed.
 
     Raises:
-        UserError: naming the budget that it takes.
+        UserError: naming the budget that it takes, or what no server can be started with.
     """
     combinations = wanted(config, options.search)
     if combinations and config.attach:
         raise UserError(
             "--search of num_steps, topk or draft_tokens starts servers: give --model and --draft, or --sim"
+        )
+    if config.sim is not None and (config.topk != 1 or any(c.topk != 1 for c in combinations)):
+        raise UserError(
+            "simulated servers draft chains, topk 1: give topk=1 or leave it out (--search topk alone tries trees too)"
         )
     levels, point_s = len(config.concurrency), point_seconds(config)
     if combinations:

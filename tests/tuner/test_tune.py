@@ -322,6 +322,16 @@ def test_combinations_need_servers_that_tune_can_start(tmp_path: Path) -> None:
         run_tune(make_config({"attach": urls}), TuneOptions(search=parse_search("topk")), tmp_path, [], Quiet(), Keys())
 
 
+@pytest.mark.parametrize("words", ["topk", "num_steps=1,3,topk=1,4"])
+def test_simulated_servers_are_not_started_with_trees(tmp_path: Path, lab: dict[str, Any], words: str) -> None:
+    """They draft chains, so each would fail; chains alone are searched."""
+    with pytest.raises(UserError, match=r"simulated servers draft chains.*give topk=1"):
+        run(tmp_path / "run", TuneOptions(budget_s=400, search=parse_search(words)))
+    assert lab["starts"] == 0
+    assert not (tmp_path / "run").exists()
+    budget.check_budget(CONFIG, TuneOptions(budget_s=400, search=parse_search("num_steps=1,3,topk=1")))
+
+
 def test_resumed_with_other_requests_or_settings_is_refused(tmp_path: Path, lab: dict[str, Any]) -> None:
     """What changed under a tuning would be mixed with what was measured before."""
     data = tmp_path / "data.jsonl"
