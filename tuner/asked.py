@@ -14,7 +14,7 @@ class TuneOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What tune is asked beyond a sweep's settings.
 
     Attributes:
-        budget_s: wall-clock time of the whole command.
+        budget_s: wall-clock time of the tuning, however often it is resumed.
         trials: most live thresholds.
         slack: of the latency constraint, as a share.
         objective: score, or throughput (the literal one).

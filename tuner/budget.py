@@ -31,7 +31,8 @@ class Budget:
     """
 
     def __init__(self, total_s: float, point_s: float, spent_s: float = 0.0) -> None:
-        self._ends = now_s() + total_s - min(FINISH_S, FINISH_SHARE * total_s) - spent_s
+        self._began = now_s() - spent_s
+        self._ends = self._began + total_s - min(FINISH_S, FINISH_SHARE * total_s)
         self._point_s = point_s
         self._measuring_s = 0.0
         self._points = 0
@@ -45,12 +46,18 @@ class Budget:
         return self._ends - now_s()
 
     @property
+    def spent_s(self) -> float:
+        """Of the whole tuning, in all its lives; a part of a budget says the same."""
+        return now_s() - self._began
+
+    @property
     def point_s(self) -> float:
         return self._measuring_s / self._points if self._points >= 3 else self._point_s
 
     def part(self, seconds: float) -> Budget:
         """The next so many seconds of it, as a budget of their own."""
         share = Budget(seconds, self.point_s)
+        share._began = self._began
         share._ends = min(now_s() + seconds, self._ends)
         return share
 

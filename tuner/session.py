@@ -1,7 +1,7 @@
 """One life of the patched server: what a tuning does between its start and its stop.
 
 Thresholds and hysteresis are set live. Everything is in the run folder as it happens: points in levels.csv, the study
-in study.journal, each stage in search_history.jsonl.
+in study.journal, each point and stage with the time spent so far in search_history.jsonl.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,12 +30,12 @@ from tuner import hysteresis, waves
 from tuner.asked import TuneOptions
 from tuner.budget import Budget, minutes, together
 from tuner.curves import Pivot
+from tuner.history import note_history
 from tuner.hysteresis import Ranked, Wave
 from tuner.knobs import ranks_hysteresis
 from tuner.search import ATTEMPTS, CONFIRMATION, TRIAL_REPEATS, Aim, Found, search
 from tuner.study import JOURNAL, open_study, storage_of
 
-HISTORY = "search_history.jsonl"
 HYSTERESIS_SHARE = 0.4  # of the points that are left after the first pass, at most
 
 
@@ -77,6 +75,7 @@ class Session:
             raise Stopped
         with self.budget.spending():
             row = measure()
+        note_history(writer.path, "point", point=point, verdict=row.verdict, spent_s=self.budget.spent_s)
         if self.stop.is_set():
             raise Stopped
         if row.verdict in ("server_died", "policy_refused"):
@@ -85,7 +84,7 @@ class Session:
 
     def note(self, writer: RunWriter, line: str) -> None:
         """Tell a stage, and how much time is left."""
-        note_history(writer.path, "note", line=line)
+        note_history(writer.path, "note", line=line, spent_s=self.budget.spent_s)
         self.reporter.say(f"{line}  ({minutes(self.budget.left_s)} of the budget left)")
 
 
@@ -203,13 +202,6 @@ def tune_manifest(config: SweepConfig, options: TuneOptions, command: Sequence[s
     return msgspec.structs.replace(
         manifest, settings=settings, config={**manifest.config, "tune": msgspec.to_builtins(options)}
     )
-
-
-def note_history(out: Path, kind: str, **what: Any) -> None:
-    """Add a line to search_history.jsonl."""
-    line = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "kind": kind, **what}
-    with (out / HISTORY).open("ab") as history:
-        history.write(msgspec.json.encode(line) + b"\n")
 
 
 Take = Callable[[Variant, Policy | None, int, int], LevelRow]

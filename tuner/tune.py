@@ -11,18 +11,19 @@ import optuna
 from harness.config import SweepConfig
 from harness.errors import UserError
 from harness.load import require_files_for
-from harness.records import SPECULATIVE_VARIANTS, Manifest, Variant
-from harness.runfolder import MANIFEST, RunFolder, RunWriter
+from harness.records import Manifest, Variant
+from harness.runfolder import RunFolder, RunWriter
 from harness.sweep import Keys, Reporter, interruptible, point_seconds
 from tuner import recommend
 from tuner.asked import TuneOptions, TuneOutcome
 from tuner.budget import Budget, check_budget, plan
 from tuner.combinations import wanted
+from tuner.history import note_history, spent_before
 from tuner.outcome import tuned
 from tuner.recommend import Recommendation
 from tuner.restarts import Compared, compare, keep_points, with_combinations
 from tuner.search import Found
-from tuner.session import Session, Stopped, live, note_history, tune_manifest
+from tuner.session import Session, Stopped, live, tune_manifest
 
 
 def run_tune(
@@ -53,7 +54,7 @@ def run_tune(
     config = tuning_config(config)
     check_budget(config, options)
     require_files_for(config.max_concurrency, config.client_workers)
-    spent_s = since_s + (_points_in(out) * point_seconds(config) if resume else 0.0)
+    spent_s = since_s + (spent_before(out) if resume else 0.0)
     budget = Budget(options.budget_s, point_seconds(config), spent_s)
     manifest = tune_manifest(config, options, command)
     with _unchanged(out, manifest) if resume else RunWriter.create(out, manifest) as writer, interruptible() as stop:
@@ -71,7 +72,8 @@ def run_tune(
     if compared is not None:
         made = with_combinations(made, compared)
     recommend.write(made, out / recommend.FILE)
-    note_history(out, "recommendation", threshold=made.threshold, interval=made.interval, reason=found.reason)
+    said = {"threshold": made.threshold, "interval": made.interval, "reason": found.reason}
+    note_history(out, "recommendation", **said, spent_s=budget.spent_s)
     return _outcome(out, made, found.reason)
 
 
@@ -116,12 +118,6 @@ def _unchanged(out: Path, now: Manifest) -> RunWriter:
         return writer
     writer.close()
     raise UserError(f"{out} was begun with {problem}; restore what was changed, or begin anew with another --out")
-
-
-def _points_in(out: Path) -> int:
-    """Points of a tuning, those of runs below it too; the reference's points there are copies."""
-    below = [RunFolder(file.parent).levels() for file in out.rglob(MANIFEST) if file.parent != out]
-    return len(RunFolder(out).levels()) + sum(row.variant in SPECULATIVE_VARIANTS for rows in below for row in rows)
 
 
 def _outcome(out: Path, made: Recommendation | None, ended: str) -> TuneOutcome:

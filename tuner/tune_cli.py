@@ -59,7 +59,7 @@ def with_sweep_flags(command: Callable[..., None]) -> Callable[..., None]:
 def tune(
     run: Annotated[Path | None, typer.Argument(help="a run whose settings to take over", show_default=False)] = None,
     budget: Annotated[
-        str | None, typer.Option(help="time of the whole command: 20m, 900s or 1h [default: 20m]")
+        str | None, typer.Option(help="time of the tuning, also when resumed: 20m, 900s or 1h [default: 20m]")
     ] = None,
     trials: Annotated[int | None, typer.Option(min=0, help="most thresholds to try live [default: 8]")] = None,
     latency_slack: Annotated[str | None, typer.Option(help="how much slower a lone user may become [5%]")] = None,

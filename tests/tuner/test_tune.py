@@ -25,6 +25,7 @@ from patched_worker.policy import Policy
 from tests.tuner.test_search import world
 from tuner import budget, restarts, session, tune
 from tuner.asked import TuneOptions, TuneOutcome
+from tuner.history import spent_before
 from tuner.hysteresis import Candidate, Wave, design, point_number
 from tuner.knobs import parse_search
 from tuner.recommend import read
@@ -75,7 +76,7 @@ class FakeBench:
 def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A world in the place of servers, and a clock that points advance; `stop_at` interrupts after so many points."""
     state: dict[str, Any] = {"machine": Machine(world(noise=0.02), seed=3), "stop_at": None, "starts": 0, "clock": 0.0}
-    state |= {"started": [], "machines": {}}
+    state |= {"started": [], "machines": {}, "point_s": 1.0}
 
     @contextmanager
     def opened(
@@ -97,7 +98,7 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         yield FakeBench(writer, machine, lambda n: on_point(n, stop))
 
     def on_point(points: int, stop: threading.Event) -> None:
-        state["clock"] += 1.0
+        state["clock"] += state["point_s"]
         if points == state["stop_at"]:
             stop.set()
 
@@ -144,6 +145,17 @@ def test_interrupted_and_resumed(tmp_path: Path, lab: dict[str, Any]) -> None:
     assert again.recommendation is not None
     assert again.recommendation.threshold == pytest.approx(lab["machine"].world.pivot, rel=0.15)
     assert lab["machine"].points <= 91
+
+
+def test_what_was_spent_counts_after_resumption(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """As the clock had it, though points took twice as long as was guessed; the time between the commands is free."""
+    lab |= {"stop_at": 35, "point_s": 2.0}
+    run(tmp_path / "run", TuneOptions(budget_s=90))
+    assert spent_before(tmp_path / "run") == lab["clock"] == 70.0
+    lab["clock"] += 1000.0
+    again, _ = run(tmp_path / "run", TuneOptions(budget_s=90), resume=True)
+    assert again.recommendation is not None
+    assert lab["clock"] <= 1090.0
 
 
 def test_a_budget_that_cannot_do_is_refused_before_anything_starts(tmp_path: Path, lab: dict[str, Any]) -> None:
@@ -280,7 +292,7 @@ def test_combinations_are_started_once_each(tmp_path: Path, lab: dict[str, Any])
     assert whole.levels() == winner.levels()
     assert {row.variant for row in whole.levels()} == {"baseline", "eagle3", "forced_off", "dynamic"}
     assert any("steps3-topk1-tokens4, steps1-topk1-tokens2, steps5-topk1-tokens6" in line for line in lines)
-    assert lab["clock"] <= 400
+    assert spent_before(tmp_path / "run") == lab["clock"] <= 400  # the points that RUN took over count once
     assert {
         t.params["num_steps"]
         for t in optuna.load_study(
