@@ -87,7 +87,7 @@ def tokenizer_of(path: str) -> Any:
         UserError: transformers is missing, or the folder holds no tokenizer.
     """
     try:
-        from transformers import AutoTokenizer  # type: ignore[import-not-found,unused-ignore]
+        from transformers import AutoTokenizer  # type: ignore[import-not-found,unused-ignore]  # optional
     except ImportError:
         raise UserError(
             "a tokenizer needs the package transformers; install it, or leave --tokenizer out: the server applies "

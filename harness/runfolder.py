@@ -334,4 +334,4 @@ def _open_for_append(file: Path) -> IO[bytes]:
 
 
 def _open_lines(file: Path) -> IO[bytes]:
-    return gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")  # type: ignore[return-value]
+    return gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")  # type: ignore[return-value]  # gzip's stubs: no BinaryIO

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import atheris  # type: ignore[import-not-found]
+import atheris
 
 with atheris.instrument_imports(include=["harness", "tuner", "patched_worker"]):
     from harness.config import load_config, make_config
@@ -61,7 +61,7 @@ def in_run(name: str, reader: Callable[[RunFolder], object]) -> Callable[[bytes]
 
 def stream(body: bytes) -> None:
     for api in ("generate", "completions", "chat"):
-        reader = StreamReader(api)  # type: ignore[arg-type]
+        reader = StreamReader(api)
         for at in range(0, len(body), 7):
             reader.feed(at / 1000, body[at : at + 7])
         reader.degenerate()

@@ -115,6 +115,7 @@ def _line(axes: Axes, points: Sequence[Difference], colour: str, marker: str, la
 
 def _finish(axes: Axes, levels: list[int]) -> None:
     """Axes that the means fill: an interval from two repeats can be wider than any figure."""
+    # The stubs of matplotlib call line data ArrayLike, which has no length.
     shown = [float(line.get_ydata()[0]) for line in axes.lines if len(line.get_ydata()) == 1]  # type: ignore[index,arg-type]
     axes.set_ylim(min(0.5, 0.8 * min(shown)), max(1.5, 1.25 * max(shown)))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")

@@ -61,7 +61,7 @@ def _knob(word: str) -> Knob:
     name = _ALIASES.get(plain, plain)
     for knob in get_args(Knob):
         if knob == name:
-            return knob  # type: ignore[no-any-return]
+            return knob  # type: ignore[no-any-return]  # get_args forgets types
     raise UserError(f"--search {word!r} is unknown; give some of {', '.join(get_args(Knob))}")
 
 

@@ -62,7 +62,7 @@ _RC = {
 @contextmanager
 def styled() -> Iterator[None]:
     """Draw and save inside this."""
-    with matplotlib.rc_context(_RC):  # type: ignore[arg-type]
+    with matplotlib.rc_context(_RC):  # type: ignore[arg-type]  # its stubs name each key
         yield
 
 

@@ -122,4 +122,5 @@ def _unchanged(out: Path, now: Manifest) -> RunWriter:
 
 def _outcome(out: Path, made: Recommendation | None, ended: str) -> TuneOutcome:
     rows = RunFolder(out).levels()
+    # Callers pass the outcome's own words; a search's reason is typed str.
     return TuneOutcome(str(out), made, len(rows), sum(row.usable for row in rows), ended)  # type: ignore[arg-type]

@@ -50,7 +50,7 @@ def with_sweep_flags(command: Callable[..., None]) -> Callable[..., None]:
     def called(**flags: Any) -> None:
         command(**flags)
 
-    called.__signature__ = inspect.Signature(list(merged.values()))  # type: ignore[attr-defined]
+    called.__signature__ = inspect.Signature(list(merged.values()))  # type: ignore[attr-defined]  # typer reads it
     called.__annotations__ = {name: flag.annotation for name, flag in merged.items()}
     called.__doc__ = command.__doc__
     return called

@@ -104,7 +104,7 @@ def test_any_bytes_of_a_file_that_is_named(tmp_path: Path, body: bytes) -> None:
     config = read(lambda: make_config(load_config(file)))
     assert config is None or isinstance(config, SweepConfig)
     for reader in (read_trace, read_dataset, load_preset):
-        read(lambda reader=reader: reader(file))  # type: ignore[misc]
+        read(lambda reader=reader: reader(file))
     (tmp_path / "manifest.json").write_bytes(body)
     assert read(lambda: RunFolder(tmp_path)) is None
 
@@ -176,7 +176,7 @@ def test_any_part_of_a_data_set(tmp_path: Path, data: st.DataObject, value: Any)
         assert sample.output_tokens is None or 1 <= sample.output_tokens <= 2**22
         for api in ("generate", "completions", "chat"):
             prompt: Any = list(sample.messages) if api == "chat" else sample.text
-            assert encode_body(WorkloadPlan(api=api), prompt, sample.output_tokens or 1)  # type: ignore[arg-type]
+            assert encode_body(WorkloadPlan(api=api), prompt, sample.output_tokens or 1)
 
 
 @FUZZED
@@ -189,7 +189,7 @@ def test_any_part_of_a_preset(tmp_path: Path, path: tuple[Any, ...], value: Any)
     if preset is None:
         return
     for variant in ("baseline", "baseline_no_overlap", "eagle3"):
-        costs = costs_of(preset, variant)  # type: ignore[arg-type]
+        costs = costs_of(preset, variant)
         assert all(0 < costs.decode_s(batch, 0) < 1e13 for batch in (1, 7, 256, 10_000))
         assert all(0 < costs.prefill.at(tokens) < 1e13 for tokens in (1, 1000, 10**6))
     for drafts in preset.patched.speculative:

@@ -72,7 +72,7 @@ def test_concurrency_is_exact(url: str, transport: str, workers: int) -> None:
 @pytest.mark.parametrize("api", ["generate", "completions", "chat"])
 def test_a_path_prefix_and_every_api(url: str, api: str) -> None:
     """The base URL's own path is kept in front of each API's."""
-    result, records = load(f"{url}/crlf", seconds=0.2, work=WorkloadPlan(api=api, input_tokens=4, output_tokens=8))  # type: ignore[arg-type]
+    result, records = load(f"{url}/crlf", seconds=0.2, work=WorkloadPlan(api=api, input_tokens=4, output_tokens=8))
     assert records
     assert {r.error for r in records} == {None}
     assert not result.interrupted

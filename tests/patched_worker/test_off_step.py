@@ -114,8 +114,8 @@ class RecordedStep(OffStep):
 def batch(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Two requests of 10 and 20 tokens; torch and SGLang are there in name only."""
     torch, info = ModuleType("torch"), ModuleType("sglang.srt.model_executor.forward_batch_info")
-    torch.int64 = np.int64  # type: ignore[attr-defined]
-    info.ForwardMode = SimpleNamespace(DECODE="decode")  # type: ignore[attr-defined]
+    torch.int64 = np.int64
+    info.ForwardMode = SimpleNamespace(DECODE="decode")
     for module in (torch, info):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return SimpleNamespace(

@@ -20,8 +20,8 @@ def test_gains_are_eagle3_over_its_reference(tmp_path: Path) -> None:
     made = gains([run, other])
     curves = levels(run.levels())
     expected = [on.tok_per_s / off.tok_per_s for on, off in zip(curves["eagle3"], curves["baseline"], strict=True)]
-    line = next(line for line in made.axes[0].lines if len(line.get_xdata()) == len(expected))  # type: ignore[arg-type]
-    assert list(line.get_ydata()) == pytest.approx(expected)  # type: ignore[arg-type]
+    line = next(line for line in made.axes[0].lines if len(line.get_xdata()) == len(expected))
+    assert list(line.get_ydata()) == pytest.approx(expected)
     assert [text.get_text() for text in made.legends[0].get_texts()] == ["one", "two"]
     assert "over reference" in made.axes[0].get_ylabel()
     assert any("SIMULATED" in text.get_text() for text in made.texts)
@@ -33,10 +33,10 @@ def test_differences_are_those_of_the_comparison(tmp_path: Path) -> None:
     a = write_run(tmp_path / "a", made=manifest("measured"))
     b = write_run(tmp_path / "b", rows(faster, seed=2), manifest("measured"))
     made = differences(compare(a, b))
-    filled = [line for line in made.axes[0].lines if line.get_marker() == "^" and len(line.get_xdata()) == 1]  # type: ignore[arg-type]
+    filled = [line for line in made.axes[0].lines if line.get_marker() == "^" and len(line.get_xdata()) == 1]
     assert filled
     for line in filled:
-        assert float(line.get_ydata()[0]) == pytest.approx(1.5, rel=0.05)  # type: ignore[index,arg-type]
+        assert float(line.get_ydata()[0]) == pytest.approx(1.5, rel=0.05)
         assert line.get_markerfacecolor() != "white"
     assert not made.texts
 

@@ -46,7 +46,7 @@ def test_points_that_are_not_valid_are_left_out_and_counted(tmp_path: Path) -> N
     figure = throughput(view(write_run(tmp_path / "run", [*good[:-1], spoilt])))
     assert "1 point left out: not valid" in texts(figure)
     line = next(line for line in figure.axes[0].lines if line.get_label() == "patched, forced off")
-    assert min(line.get_ydata()) > 100  # type: ignore[arg-type]
+    assert min(line.get_ydata()) > 100
 
 
 def test_curves_show_the_means_with_units(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_curves_show_the_means_with_units(tmp_path: Path) -> None:
     shown = view(write_run(tmp_path / "run"))
     figure = throughput(shown)
     line = next(line for line in figure.axes[0].lines if line.get_label() == "EAGLE-3, static")
-    assert list(line.get_ydata()) == pytest.approx([lv.tok_per_s for lv in shown.curves["eagle3"]])  # type: ignore[arg-type]
+    assert list(line.get_ydata()) == pytest.approx([lv.tok_per_s for lv in shown.curves["eagle3"]])
     assert "output tokens per second" in texts(figure)
     assert "milliseconds per token" in texts(tpot(shown))
     assert "requests in flight" in texts(figure)
@@ -65,7 +65,7 @@ def test_the_pivot_is_drawn_in_concurrency(tmp_path: Path) -> None:
     shown = view(write_run(tmp_path / "run"))
     assert shown.fit is not None
     figure = throughput(shown)
-    position = max(float(line.get_xdata()[0]) for line in figure.axes[0].lines if len(line.get_xdata()) == 2)  # type: ignore[arg-type,index]
+    position = max(float(line.get_xdata()[0]) for line in figure.axes[0].lines if len(line.get_xdata()) == 2)
     assert position == pytest.approx((shown.fit.batch or 0) / 0.95, rel=0.02)
     assert f"threshold {shown.fit.threshold}" in texts(figure)
 

@@ -29,7 +29,7 @@ def recorded(file: Path, pilot: Autopilot, steps: int, batch: Callable[[int], in
         trace.append(record)
         observe(record)
 
-    pilot.observe = both  # type: ignore[method-assign]
+    pilot.observe = both
     Machine(pilot).run(steps, batch)
     trace.close()
     return file

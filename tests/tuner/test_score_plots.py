@@ -20,10 +20,10 @@ def test_panels_show_what_the_objective_says(tmp_path: Path) -> None:
     curves = analyse(run).curves
     tried = objective.candidates(curves)
     top, middle, low = made.axes
-    scores = top.containers[0].lines[0].get_ydata()  # type: ignore[union-attr,index]
-    assert list(scores) == pytest.approx([objective.score(curves, one) for one in tried])  # type: ignore[arg-type]
+    scores = top.containers[0].lines[0].get_ydata()
+    assert list(scores) == pytest.approx([objective.score(curves, one) for one in tried])
     peaks = [max(objective.throughput(curves, one, level) for level in curves.batches) for one in tried]
-    assert list(middle.lines[0].get_ydata()) == pytest.approx(peaks)  # type: ignore[arg-type]
+    assert list(middle.lines[0].get_ydata()) == pytest.approx(peaks)
     assert "tokens per second" in middle.get_ylabel()
     assert "(ms)" in low.get_ylabel()
     assert "requests" in low.get_xlabel()
@@ -37,15 +37,15 @@ def test_a_broken_constraint_is_hollow(tmp_path: Path) -> None:
     points = [line for line in low.lines if line.get_marker() == "o"]
     hollow = [line for line in points if line.get_markerfacecolor() == "white"]
     assert len(points) > 2
-    assert [float(line.get_xdata()[0]) for line in hollow] == [0.0]  # type: ignore[index,arg-type]
-    bound = next(float(line.get_ydata()[0]) for line in low.lines if line.get_linestyle() == "--")  # type: ignore[index,arg-type]
-    assert float(hollow[0].get_ydata()[0]) > bound  # type: ignore[index,arg-type]
+    assert [float(line.get_xdata()[0]) for line in hollow] == [0.0]
+    bound = next(float(line.get_ydata()[0]) for line in low.lines if line.get_linestyle() == "--")
+    assert float(hollow[0].get_ydata()[0]) > bound
 
 
 def test_only_simulated_runs_are_marked(tmp_path: Path) -> None:
     """The word is on simulated figures only."""
     for source in ("simulated", "measured"):
-        run = write_run(tmp_path / source, made=manifest(source))  # type: ignore[arg-type]
+        run = write_run(tmp_path / source, made=manifest(source))
         texts = [text.get_text() for text in figure(run, recommend(run)).texts]
         assert any("SIMULATED" in text for text in texts) == (source == "simulated")
 

@@ -157,7 +157,6 @@ def search_twice(storage: str, folder: Path) -> None:
 
 def test_two_searches_over_postgresql(tmp_path: Path) -> None:
     """A real PostgreSQL, whose tables both make at the same moment."""
-    pytest.importorskip("psycopg")
     with postgresql() as storage:
         search_twice(storage, tmp_path)
         database = optuna.storages.RDBStorage(storage)
@@ -188,7 +187,6 @@ def test_two_tuners_with_servers_over_grpc(tmp_path: Path) -> None:
 @contextmanager
 def grpc_proxy(folder: Path) -> Iterator[str]:
     """Optuna's gRPC storage proxy in a process of its own; yields its address."""
-    pytest.importorskip("grpc")
     with reserved_ports(1) as (port,):
         command = [sys.executable, "-W", "ignore", "-c", PROXY, str(folder / "journal"), str(port)]
         with running(command, port):

@@ -25,7 +25,7 @@ def test_every_trial_is_drawn_with_its_error(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     made = figure(run, recommend(run), TRIED)
     axes = made.axes[0]
-    assert [float(bar.lines[0].get_xdata()[0]) for bar in axes.containers] == [113, 80, 150]  # type: ignore[index,arg-type,union-attr]
+    assert [float(bar.lines[0].get_xdata()[0]) for bar in axes.containers] == [113, 80, 150]
     assert [text.get_text() for text in made.legends[0].get_texts()] == [
         "the crossing",
         "its neighbours",

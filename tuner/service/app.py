@@ -37,6 +37,7 @@ _SAFE = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+# Names the path and reads the body; the handler stands apart, because it alone runs before the door.
 _LOGIN_ROUTE = Route("POST", LOGIN, lambda: None, "Log in", None, body=(asked.Login,))  # type: ignore[arg-type,return-value]
 
 

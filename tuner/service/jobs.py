@@ -196,7 +196,7 @@ class Jobs:
             stale.unlink(missing_ok=True)
         self._put(record)
         command = [*self._program, *arguments]
-        with open(os.open(joblog.file(base), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as out:  # noqa: PTH123
+        with open(os.open(joblog.file(base), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as out:  # noqa: PTH123 - Path cannot set the mode
             self._children[record.id] = subprocess.Popen(
                 [sys.executable, "-m", "tuner.service.runner", str(base), *command],
                 stdin=subprocess.DEVNULL,

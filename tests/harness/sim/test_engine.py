@@ -85,14 +85,14 @@ def test_prefill_goes_first_and_in_one_batch() -> None:
     """Requests that wait together are prefilled together, before the running ones decode again."""
     engine = make_engine(world(), "baseline")
     engine.submit(Request("a", 100, 10, 0.0))
-    assert engine.step().kind == "prefill"  # type: ignore[union-attr]
+    assert engine.step().kind == "prefill"
     engine.submit(Request("b", 100, 10, 0.0))
     engine.submit(Request("c", 200, 10, 0.0))
     step = engine.step()
     assert step is not None
     assert (step.kind, [r.rid for r in step.requests]) == ("prefill", ["b", "c"])
     assert step.end_s - step.start_s == pytest.approx(PREFILL.at(300))
-    assert len(engine.step().requests) == 3  # type: ignore[union-attr]
+    assert len(engine.step().requests) == 3
 
 
 def test_long_prompt_is_prefilled_in_chunks() -> None:

@@ -88,7 +88,7 @@ class _AfterImport(MetaPathFinder):
             for patch in patches or ():
                 patch(module)
 
-        spec.loader.exec_module = load_and_patch  # type: ignore[method-assign]
+        spec.loader.exec_module = load_and_patch
         return spec
 
 

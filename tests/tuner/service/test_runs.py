@@ -63,7 +63,7 @@ def test_a_run_is_listed_with_its_answer_newest_first(tmp_path: Path) -> None:
 
     async def listed() -> list[dict[str, object]]:
         async with serving(tmp_path) as (_, client):
-            return (await call(client, "GET", "/api/v1/runs"))[1]["runs"]  # type: ignore[no-any-return]
+            return (await call(client, "GET", "/api/v1/runs"))[1]["runs"]
 
     new, old = asyncio.run(listed())
     assert (new["name"], new["points_done"], new["points_planned"], new["has_recommendation"]) == ("new", 3, 81, False)
@@ -198,7 +198,7 @@ def test_links_do_not_lead_out_either(tmp_path: Path) -> None:
     write_run(results / "run", rows(repeats=1))
     write_run(tmp_path / "elsewhere", rows(repeats=1))
     (results / "link").symlink_to(tmp_path / "elsewhere")
-    os.replace(results / "run" / "levels.csv", tmp_path / "levels.csv")  # noqa: PTH105
+    os.replace(results / "run" / "levels.csv", tmp_path / "levels.csv")  # noqa: PTH105 - as a person moves it
     (results / "run" / "levels.csv").symlink_to(tmp_path / "levels.csv")
     (results / "loop").symlink_to(results / "loop")
 
