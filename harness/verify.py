@@ -59,7 +59,7 @@ def verify_run(path: Path, write: bool = False) -> VerifyReport:
     """
     folder = RunFolder(path)
     rows, problems = folder.salvaged_levels()
-    records = _by_point(folder, rows)
+    records = records_by_point(folder, rows)
     damaged = bool(problems)
     lost = [_made_again(folder, found) for key, found in records.items() if key not in {row.key for row in rows}]
     problems += [f"{row.key}: its row is lost, with the proof of what ran; measure it again (--resume)" for row in lost]
@@ -82,7 +82,7 @@ def verify_run(path: Path, write: bool = False) -> VerifyReport:
     return VerifyReport(str(path), len(rows), checks, tuple(problems), len(changed) if write else 0)
 
 
-def _by_point(folder: RunFolder, rows: list[LevelRow]) -> dict[PointKey, list[RequestRecord]]:
+def records_by_point(folder: RunFolder, rows: list[LevelRow]) -> dict[PointKey, list[RequestRecord]]:
     """The records of the attempt that each row counts; of the last one where a point has no row."""
     counts = {row.key: row.attempt for row in rows}
     points: dict[PointKey, list[RequestRecord]] = {row.key: [] for row in rows}

@@ -4,10 +4,9 @@
 
 No column of levels.csv is a step time: prefill, queueing and a batch below C lie between. So the engine itself is
 inverted. It runs the same closed loop on the virtual clock, and its tables are changed until it agrees at the chosen
-concurrencies: decode steps until the median gap between chunks does, a prefill's fixed cost until time to first token
-at the lowest does, its cost per token until throughput at the two highest does, the draft until accept length does.
-Throughput elsewhere is not fitted: it follows, as at the concurrencies that stay unseen. (Fitting it by step times
-would put on them what is owed to which users happen to share a prefill.)
+concurrencies: a prefill's cost until it fills the time that decode steps of the measured length leave, decode steps
+until throughput agrees, latency until time to first token at the lowest does, the draft until accept length does.
+Everything else is not fitted: it follows, as at the concurrencies that stay unseen.
 """
 
 from __future__ import annotations

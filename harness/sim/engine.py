@@ -134,7 +134,7 @@ class Engine:
         """
         self.check(request)
         front = self._frontend
-        alone_s = request.sent_s + front.delay_s - front.per_request_s
+        alone_s = request.sent_s + self.costs.latency_s + front.delay_s - front.per_request_s
         request.arrived_s = self._frontend_free_s = max(alone_s, self._frontend_free_s) + front.per_request_s
         if front.jitter_s:
             request.arrived_s += front.jitter_s * self._frontend_rng.standard_exponential()

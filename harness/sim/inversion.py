@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
+from scipy.optimize import nnls
 
 from harness.errors import UserError
 from harness.records import Variant
@@ -18,6 +20,7 @@ from harness.sim.steptime import StepTable, TaxTable
 # ones, each with other draws, so that their noise averages out.
 ROUNDS, FULL_STEPS = 12, 5
 ACCEPTED = 0.15  # of throughput, on average over the small steps: beyond it the engine is no model of what was measured
+SMALLEST_S, SMALLEST_TOKEN_S = 1e-4, 1e-9  # of a prefill: so that a factor can bring it back
 # Per simulated point; where acceptance is drawn, more of them, so that it averages out at C = 1.
 PLAIN_REQUESTS, DRAWN_REQUESTS = 200, 320
 
@@ -28,12 +31,14 @@ class Fit(msgspec.Struct, frozen=True):
     Attributes:
         decode: step by batch, at the calibrated concurrencies.
         prefill_s, token_s: a prefill of n tokens takes prefill_s + token_s * (n - input tokens).
+        latency_s: what a request waits besides, while the server works on.
         mean_len: accept length of the draft; 1 where nothing speculates.
     """
 
     decode: dict[int, float]
     prefill_s: float
     token_s: float
+    latency_s: float = 0.0
     mean_len: float = 1.0
 
 
@@ -79,8 +84,8 @@ def _first_fit(preset: Preset, variant: Variant, points: dict[int, Point], measu
         if not known:
             raise UserError(f"eagle3 has no accept_len in {', '.join(measured.runs)}; measure it on SGLang's /generate")
         mean_len = math.fsum(known) / len(known)
-    decode = {level: point.gap_p50_s for level, point in points.items()}
-    return Fit(decode, prefill_s, prefill_s / 50 / measured.input_tokens, mean_len)
+    decode = {level: point.step_s for level, point in points.items()}
+    return Fit(decode, prefill_s, prefill_s / 50 / measured.input_tokens, mean_len=mean_len)
 
 
 def _nearer(
@@ -94,32 +99,43 @@ def _nearer(
     """One round of the inversion; every factor is bounded, so that a far guess cannot throw it off."""
     lowest = min(points)
     decode = {
-        level: seconds * _factor(1 + (points[level].gap_p50_s - results[level].gap_p50_s) / seconds, gain)
+        level: seconds * _factor(1 + _missing_s(points[level], results[level]) / results[level].decode_s, gain)
         for level, seconds in fit.decode.items()
     }
-    late_s = points[lowest].ttft_p50_s - results[lowest].ttft_p50_s
-    prefill_s = fit.prefill_s * _factor(1 + late_s / fit.prefill_s, gain)
-    token_s = fit.token_s * _factor(_token_ratio(fit, points, results), gain)
+    prefill_s, token_s = _prefill_costs(fit, points, results)
+    prefill_s = fit.prefill_s * _factor(prefill_s / fit.prefill_s, gain)
+    token_s = fit.token_s * _factor(token_s / fit.token_s, gain)
+    late_s = points[lowest].ttft_p50_s - results[lowest].ttft_p50_s - (prefill_s - fit.prefill_s)
+    latency_s = max(fit.latency_s + gain * late_s, 0.0)
     mean_len = fit.mean_len
     if variant == "eagle3":
         lengths = [(points[level].accept_len, results[level].accept_len) for level in points]
         ratios = [seen / simulated for seen, simulated in lengths if seen is not None and simulated is not None]
         mean_len = min(max(mean_len * _factor(_geometric_mean(ratios), gain), 1.0), num_steps + 1.0)
-    return Fit(decode, prefill_s, token_s, mean_len)
+    return Fit(decode, prefill_s, token_s, latency_s, mean_len)
 
 
-def _token_ratio(fit: Fit, points: dict[int, Point], results: dict[int, ClosedLoopResult]) -> float:
-    """By what to change a prefill's cost per token.
+def _missing_s(point: Point, result: ClosedLoopResult) -> float:
+    """By how much the simulated window would have to be longer for the measured throughput."""
+    return result.duration_s * (result.output_tok_per_s / point.output_tok_per_s - 1)
 
-    At the two highest loads, where prefills are largest, it answers for the time by which requests are too fast.
+
+def _prefill_costs(fit: Fit, points: dict[int, Point], results: dict[int, ClosedLoopResult]) -> tuple[float, float]:
+    """Fixed cost of a prefill, and that of a token beyond one prompt, with which throughput would be the measured one.
+
+    Least squares over all loads but the lowest: each says how much of the server's time is left beside decode steps of
+    the measured length. What a lone user waits for a first token is no measure of it, because an overlap scheduler
+    hands tokens over while it works on.
     """
-    missing_s = token_s = 0.0
-    for level in sorted(points)[-2:]:
-        result = results[level]
-        surplus = result.output_tok_per_s / points[level].output_tok_per_s - 1
-        missing_s += surplus * result.duration_s / result.requests
-        token_s += max(result.prefill_s - result.prefills * fit.prefill_s, 0.0) / result.requests
-    return 1 + missing_s / token_s if token_s > 0 else 1.0
+    shares, left = [], []
+    for level in sorted(points)[1:]:
+        point, result = points[level], results[level]
+        duration_s = result.duration_s + _missing_s(point, result)
+        tokens = max(result.prefill_s - result.prefills * fit.prefill_s, 0.0) / fit.token_s
+        shares.append([result.prefills / duration_s, tokens / duration_s])
+        left.append(1 - (result.steps_on + result.steps_off) * point.step_s / duration_s)
+    (prefill_s, token_s), _ = nnls(np.array(shares), np.array(left))
+    return max(float(prefill_s), SMALLEST_S), max(float(token_s), SMALLEST_TOKEN_S)
 
 
 def _geometric_mean(ratios: Sequence[float]) -> float:
@@ -146,12 +162,12 @@ def _with(preset: Preset, variant: Variant, fit: Fit, input_tokens: int, argumen
     steps = preset.acceptance.num_steps
     table = {steps: StepTable(sizes, tuple(fit.decode.values()))}
     acceptance = msgspec.structs.replace(preset.acceptance, mean_len=fit.mean_len)
-    changed = msgspec.structs.replace(patched, speculative=table, prefill=prefill)
+    changed = msgspec.structs.replace(patched, speculative=table, prefill=prefill, latency_s=fit.latency_s)
     return msgspec.structs.replace(preset, patched=changed, acceptance=acceptance)
 
 
 def _tables(fit: Fit, prefill: StepTable) -> ServerTables:
-    return ServerTables(StepTable(tuple(fit.decode), tuple(fit.decode.values())), prefill)
+    return ServerTables(StepTable(tuple(fit.decode), tuple(fit.decode.values())), prefill, fit.latency_s)
 
 
 def simulated(preset: Preset, variant: Variant, level: int, measured: Measured, seed: int) -> ClosedLoopResult:

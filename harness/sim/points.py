@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from harness.errors import UserError
-from harness.records import LevelRow, ServerRecord, Variant
+from harness.records import TICK_S, LevelRow, PointKey, RequestRecord, ServerRecord, Variant
 from harness.runfolder import RunFolder
+from harness.verify import records_by_point
 
 T = TypeVar("T")
 
@@ -20,13 +23,13 @@ class Point(msgspec.Struct, frozen=True):
     """A measured point.
 
     Attributes:
-        gap_p50_s: median time between chunks, per decode step (a server with a stream interval puts several in one).
+        step_s: a decode step that no prefill holds up.
         accept_len: None where nothing speculated.
     """
 
     output_tok_per_s: float
     ttft_p50_s: float
-    gap_p50_s: float
+    step_s: float
     accept_len: float | None
 
 
@@ -82,8 +85,9 @@ def read_measured(folders: Sequence[Path]) -> Measured:
     servers: dict[Variant, ServerRecord] = {}
     for run in runs:
         rows = [row for row in run.levels() if row.usable]
+        records = records_by_point(run, rows)
         for variant in sorted({row.variant for row in rows} - set(points)):
-            points[variant] = _points([row for row in rows if row.variant == variant])
+            points[variant] = _points([row for row in rows if row.variant == variant], records)
             record = run.manifest.variants.get(variant)
             if record is not None and record.server_run in run.manifest.servers:
                 servers[variant] = run.manifest.servers[record.server_run]
@@ -111,20 +115,45 @@ def _gpu(run: RunFolder) -> str:
     return str(gpus[0]["name"])
 
 
-def _points(rows: Sequence[LevelRow]) -> dict[int, Point]:
+def _points(rows: Sequence[LevelRow], records: Mapping[PointKey, Sequence[RequestRecord]]) -> dict[int, Point]:
     levels = sorted({row.concurrency for row in rows})
-    return {level: _point([row for row in rows if row.concurrency == level]) for level in levels}
+    return {level: _point([row for row in rows if row.concurrency == level], records) for level in levels}
 
 
-def _point(rows: Sequence[LevelRow]) -> Point:
+def _point(rows: Sequence[LevelRow], records: Mapping[PointKey, Sequence[RequestRecord]]) -> Point:
     throughput = _median(row.output_tok_per_s for row in rows)
     ttft = _median(row.ttft_p50_s for row in rows)
-    gap = _median(row.gap_p50_s for row in rows)
-    if throughput is None or ttft is None or gap is None:
-        raise UserError(f"{rows[0].key} has no throughput, ttft or gap; measure it with streamed answers")
-    accept_len = _median(row.accept_len for row in rows)
-    steps_per_chunk = max(1, round((_median(row.tokens_per_chunk for row in rows) or 1.0) / (accept_len or 1.0)))
-    return Point(throughput, ttft, gap / steps_per_chunk, accept_len)
+    step = _median(_step_s(row, records[row.key]) for row in rows)
+    if throughput is None or ttft is None or step is None:
+        raise UserError(f"{rows[0].key} has no throughput, ttft or gaps; measure it with streamed answers")
+    return Point(throughput, ttft, step, _median(row.accept_len for row in rows))
+
+
+def _step_s(row: LevelRow, records: Sequence[RequestRecord]) -> float | None:
+    """The decode step of one repeat; a server with a stream interval puts several into one chunk."""
+    inside = [record for record in records if record.ok and record.start_s >= (row.window_start_s or 0.0)]
+    gaps_s = np.array([tick for record in inside for tick in record.chunk_ticks[1:]]) * TICK_S
+    if not gaps_s.size or row.output_tok_per_s is None:
+        return None
+    requests_per_s = row.output_tok_per_s / statistics.fmean(record.output_tokens for record in inside)
+    steps_per_chunk = max(1, round((row.tokens_per_chunk or 1.0) / (row.accept_len or 1.0)))
+    return undisturbed_s(gaps_s, requests_per_s) / steps_per_chunk
+
+
+def undisturbed_s(gaps_s: NDArray[np.float64], requests_per_s: float) -> float:
+    """The median of those gaps between chunks in which nothing was prefilled.
+
+    Where requests arrive at random, a gap of g seconds holds no arrival with probability exp(-g * requests_per_s), and
+    gaps without a prefill are the shortest. Half of their share is the quantile that is their median. (The median of
+    all gaps is that of a decode step at low load only: at a high one most gaps hold a prefill.)
+
+    Args:
+        gaps_s: at least one.
+        requests_per_s: how often a request arrives.
+    """
+    ordered = np.sort(gaps_s)
+    reached = (np.arange(ordered.size) + 0.5) / ordered.size >= np.exp(-requests_per_s * ordered) / 2
+    return float(ordered[int(np.argmax(reached))])
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -27,10 +27,15 @@ PRESETS = Path(__file__).with_name("presets")
 
 
 class ServerTables(msgspec.Struct, frozen=True):
-    """Step times of an unpatched server: decode by batch, prefill by tokens of one prefill batch."""
+    """Step times of an unpatched server: decode by batch, prefill by tokens of one prefill batch.
+
+    Attributes:
+        latency_s: what each request waits besides, while the server works on for the others.
+    """
 
     decode: StepTable
     prefill: StepTable
+    latency_s: float = 0.0
 
 
 class ContextCost(msgspec.Struct, frozen=True):
@@ -54,6 +59,7 @@ class PatchedTables(msgspec.Struct, frozen=True):
         worker: SGLang's worker generation.
         speculative: decode step by batch, by number of draft steps.
         prefill: target and draft prefill together.
+        latency_s: what each request waits besides, while the server works on for the others.
         off_tax: cost of an off step beyond the reference's decode step, as a fraction.
         switch_cost_s: added to a step that speculates after one that did not, or the other way round.
         context: what longer sequences add; None: nothing.
@@ -64,6 +70,7 @@ class PatchedTables(msgspec.Struct, frozen=True):
     speculative: dict[int, StepTable]
     prefill: StepTable
     off_tax: TaxTable
+    latency_s: float = 0.0
     switch_cost_s: float = 0.0
     context: ContextCost | None = None
 
@@ -142,6 +149,7 @@ class Costs(msgspec.Struct, frozen=True):
 
     decode: StepTable
     prefill: StepTable
+    latency_s: float = 0.0
     off_tax: TaxTable | None = None
     speculative: dict[int, StepTable] = {}
     switch_cost_s: float = 0.0
@@ -177,12 +185,13 @@ def costs_of(preset: Preset, variant: Variant) -> Costs:
     """The tables of the server that plays `variant`; eagle3, dynamic and forced_off are the same server."""
     if variant == "baseline" or variant == "baseline_no_overlap":
         tables = preset.baseline if variant == "baseline" else preset.baseline_no_overlap
-        return Costs(tables.decode, tables.prefill)
+        return Costs(tables.decode, tables.prefill, tables.latency_s)
     patched = preset.patched
     reference = preset.baseline if patched.reference == "baseline" else preset.baseline_no_overlap
     return Costs(
         reference.decode,
         patched.prefill,
+        patched.latency_s,
         patched.off_tax,
         patched.speculative,
         patched.switch_cost_s,
@@ -223,6 +232,8 @@ def load_preset(name: str | Path) -> Preset:
                 f"preset {file}: limits.{name} is {value}, with which no request would ever run; correct it"
             )
     delays = {f"frontend.{name}": delay_s for name, delay_s in msgspec.structs.asdict(preset.frontend).items()}
+    for name in ("baseline", "baseline_no_overlap", "patched"):
+        delays[f"{name}.latency_s"] = getattr(preset, name).latency_s
     for name, delay_s in {**delays, "patched.switch_cost_s": preset.patched.switch_cost_s}.items():
         if not 0 <= delay_s <= MAX_DELAY_S:
             raise UserError(f"preset {file}: {name} is {delay_s} s; give 0 to {MAX_DELAY_S:.0f}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from harness.records import Variant
@@ -21,6 +22,20 @@ def test_one_user_is_arithmetic() -> None:
     assert result.e2e_p50_s == pytest.approx(ttft_s + 100 * DECODE.at(1))
     assert result.output_tok_per_s == pytest.approx(101 / result.e2e_p50_s)
     assert (result.decode_batch_mean, result.accept_len, result.steps_on) == (1, None, 0)
+
+
+def test_latency_delays_a_user_and_leaves_the_server_free() -> None:
+    """10 ms of it come on top of each first token, and cost a server that always has others to serve nothing."""
+    plain = world()
+    tables = msgspec.structs.replace(plain.baseline, latency_s=0.010)
+    late = msgspec.structs.replace(plain, baseline=tables)
+    alone, waited = (simulate_closed_loop(preset, "baseline", 1, 128, 64) for preset in (plain, late))
+    assert waited.ttft_p50_s - alone.ttft_p50_s == pytest.approx(0.010, abs=0.002)
+    assert waited.output_tok_per_s < 0.99 * alone.output_tok_per_s
+    busy, still_busy = (
+        simulate_closed_loop(preset, "baseline", 64, 128, 256, range_ratio=0.5) for preset in (plain, late)
+    )
+    assert still_busy.output_tok_per_s == pytest.approx(busy.output_tok_per_s, rel=0.02)
 
 
 def test_speculation_wins_at_low_load_and_loses_at_high() -> None:

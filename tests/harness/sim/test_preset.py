@@ -77,6 +77,8 @@ def test_bad_presets_and_variants_are_one_line(tmp_path: Path) -> None:
         ("limits", {"context_length": 10**30}, "limits.context_length"),
         ("frontend", {"delay_s": -1.0}, "frontend.delay_s is -1"),
         ("frontend", {"jitter_s": 1e300}, "frontend.jitter_s"),
+        ("baseline", {"latency_s": -0.1}, "baseline.latency_s is -0.1"),
+        ("patched", {"latency_s": 1e300}, "patched.latency_s"),
     ],
 )
 def test_a_machine_that_could_serve_nothing_is_refused(
