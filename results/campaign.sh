@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Measures several sweeps at once, one GPU each, and packs run folders for results/.
+# Measures several sweeps, one at a time on each GPU, and packs run folders for results/.
 #
-#   campaign.sh start DIR TARGET DRAFT NAME:GPU...   sweep results/configs/NAME.toml on that GPU into DIR/NAME, in the background;
-#                                                    what DIR/NAME already holds is resumed
+#   campaign.sh start DIR TARGET DRAFT NAME:GPU...   sweep results/configs/NAME.toml on that GPU into DIR/NAME, in the background,
+#                                                    those of one GPU one after the other; what DIR/NAME already holds is resumed
 #   campaign.sh wait DIR SECONDS                     show progress until all have ended, at most so long; exit 1 while some run
 #   campaign.sh pack DIR OUT                         what belongs into results/, one DIR/NAME.tar per run, readable at any moment
 #   campaign.sh stop DIR                             every sweep ends as at Ctrl-C; start resumes it
@@ -14,23 +14,36 @@ absolute() {  # a path from here; anything else, as a model's name, stays
 }
 
 start() {
-  local dir target draft name gpu python=$repository/.venv/bin/python
+  local dir target draft gpu pair names
   mkdir -p "$1"
   dir=$(absolute "$1") target=$(absolute "$2") draft=$(absolute "$3")
+  rm -f "$dir"/*.pid
+  for gpu in $(printf '%s\n' "${@:4}" | sed 's/.*://' | sort -u); do
+    names=()
+    for pair in "${@:4}"; do
+      [ "${pair##*:}" != "$gpu" ] || names+=("${pair%:*}")
+    done
+    setsid nohup "$repository/results/campaign.sh" queue "$dir" "$target" "$draft" "$gpu" "${names[@]}" >/dev/null 2>&1 &
+    echo $! >"$dir/gpu$gpu.pid"
+  done
+}
+
+queue() {  # what start runs in the background for one GPU
+  local dir=$1 target=$2 draft=$3 gpu=$4 name sweep='' python=$repository/.venv/bin/python
   [ -x "$python" ] || python=python3
-  for pair in "${@:4}"; do
-    name=${pair%:*} gpu=${pair##*:}
-    (
-      cd "$repository"
-      if [ -f "$dir/$name/manifest.json" ]; then
-        set -- --out "$dir/$name" --resume
-      else
-        set -- --config "results/configs/$name.toml" --model "$target" --draft "$draft" --out "$dir/$name"
-        set -- "$@" --server-env "CUDA_VISIBLE_DEVICES=$gpu"
-      fi
-      setsid nohup "$python" -m specpivot sweep "$@" >"$dir/$name.json" 2>>"$dir/$name.log" &
-      echo $! >"$dir/$name.pid"
-    )
+  cd "$repository"
+  trap '[ -z "$sweep" ] || { kill -TERM "$sweep" || true; wait "$sweep" || true; }; exit 130' TERM
+  for name in "${@:5}"; do
+    if [ -f "$dir/$name/manifest.json" ]; then
+      [ ! -f "$dir/$name/requests.jsonl.gz" ] || gunzip "$dir/$name/requests.jsonl.gz"
+      set -- --out "$dir/$name" --resume
+    else
+      set -- --config "results/configs/$name.toml" --model "$target" --draft "$draft" --out "$dir/$name"
+      set -- "$@" --server-env "CUDA_VISIBLE_DEVICES=$gpu"
+    fi
+    "$python" -m specpivot sweep "$@" >"$dir/$name.json" 2>>"$dir/$name.log" &
+    sweep=$!
+    wait "$sweep" || true  # whatever became of it, the next one is worth measuring
   done
 }
 
@@ -56,6 +69,7 @@ pack() {
   local dir=$1 out=$2 run name
   for run in "$dir"/*/manifest.json; do
     run=$(dirname "$run") name=$(basename "$run")
+    [ -f "$run/requests.jsonl" ] || continue  # packed already, or not begun
     gzip -9 -c "$run/requests.jsonl" >"$dir/$name.requests.gz"
     tar -C "$dir" -cf "$out/$name.tar" --transform "s,^$name.requests.gz,$name/requests.jsonl.gz," \
       "$name/manifest.json" "$name/levels.csv" "$name.requests.gz"
@@ -71,6 +85,7 @@ stop() {  # not SIGINT, which a script's background processes ignore from the st
 
 case ${1:-} in
   start) start "${@:2}" ;;
+  queue) queue "${@:2}" ;;
   wait) wait_for "${@:2}" ;;
   pack) pack "${@:2}" ;;
   stop) stop "${@:2}" ;;

@@ -8,7 +8,8 @@ import re
 import subprocess
 import sys
 import tarfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,26 +92,28 @@ def campaign(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_campaign_starts_stops_and_packs(tmp_path: Path) -> None:
-    """Into a relative folder from anywhere; a sweep of hours is resumed, ends when told to, and keeps what it has."""
+def planned(run: Path, repeats: int) -> Path:
+    """A run folder on a simulated server, in which nothing has been measured."""
     config = make_config(
-        {"sim": SIM, "variants": ["baseline"], "concurrency": [1], "repeats": POINTS, "warmup": 0.2, "duration": 0.6}
+        {"sim": SIM, "variants": ["baseline"], "concurrency": [1], "repeats": repeats, "warmup": 0.2, "duration": 0.6}
         | {"input_tokens": 8, "output_tokens": 8}
     )
-    run = tmp_path / "runs" / "one"
     RunWriter.create(run, new_manifest(config, ["specpivot"])).close()
+    return run
+
+
+def test_a_campaign_starts_stops_and_packs(tmp_path: Path) -> None:
+    """Into a relative folder from anywhere; two sweeps of one GPU are resumed one after the other; that of hours ends
+    when told to and keeps what it has, and what was packed is resumed as well."""
+    short, run = planned(tmp_path / "runs" / "short", 1), planned(tmp_path / "runs" / "one", POINTS)
     with nothing_left(tmp_path / "runs"):
-        assert campaign(tmp_path, "start", "runs", "TARGET", "DRAFT", "one:0").returncode == 0
-        sweep = psutil.Process(int((tmp_path / "runs" / "one.pid").read_text()))
-        try:
+        assert campaign(tmp_path, "start", "runs", "TARGET", "DRAFT", "short:0", "one:0").returncode == 0
+        with rows_grow(run):
             assert campaign(tmp_path, "wait", "runs", "0").returncode == 1
-            wait_until(lambda: rows_of(run), lambda: alive(sweep) or (tmp_path / "runs" / "one.log").read_text())
-            assert campaign(tmp_path, "stop", "runs").returncode == 0
-            stopped = campaign(tmp_path, "wait", "runs", "100")
-            assert stopped.returncode == 0, stopped.stdout
-        finally:
-            with suppress(psutil.NoSuchProcess):
-                sweep.kill()
+        assert len(rows_of(short)) == 1
+        assert campaign(tmp_path, "stop", "runs").returncode == 0
+        stopped = campaign(tmp_path, "wait", "runs", "100")
+        assert stopped.returncode == 0, stopped.stdout
     assert 0 < len(RunFolder(run).levels()) < POINTS
     assert f"== one: {len(RunFolder(run).levels())} points" in stopped.stdout
 
@@ -122,6 +125,27 @@ def test_a_campaign_starts_stops_and_packs(tmp_path: Path) -> None:
     unpacked = RunFolder(tmp_path / "unpacked" / "one")
     assert [row.key for row in unpacked.levels()] == [row.key for row in RunFolder(run).levels()]
     assert sum(1 for _ in unpacked.requests()) == sum(1 for _ in RunFolder(run).requests())
+
+    with nothing_left(tmp_path / "unpacked"):
+        assert campaign(tmp_path, "start", "unpacked", "TARGET", "DRAFT", "one:0").returncode == 0
+        with rows_grow(tmp_path / "unpacked" / "one"):
+            pass
+        assert campaign(tmp_path, "stop", "unpacked").returncode == 0
+        assert campaign(tmp_path, "wait", "unpacked", "100").returncode == 0
+
+
+@contextmanager
+def rows_grow(run: Path) -> Iterator[None]:
+    """The campaign measures a point more of it after this than before; whatever fails, its queue is ended."""
+    before, log = len(rows_of(run)), run.with_name(f"{run.name}.log")
+    queue = psutil.Process(int((run.parent / "gpu0.pid").read_text()))
+    try:
+        yield
+        wait_until(lambda: len(rows_of(run)) > before, lambda: alive(queue) or log.read_text())
+    except BaseException:
+        with suppress(psutil.NoSuchProcess):
+            queue.terminate()
+        raise
 
 
 def alive(process: psutil.Process) -> bool:
