@@ -23,7 +23,7 @@ INTERVAL_Z = 1.645  # 90 %
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A place: `octave` = log2(batch), its cost ratio and that one's variance."""
+    """A place: `octave` = log2(batch), its cost ratio less what prefills save, and that one's variance."""
 
     octave: float
     cost: float
@@ -115,9 +115,13 @@ class Curve:
 
 def curve_of(evidence: Evidence) -> Curve | None:
     """The curve that the evidence gives now; None where it has no place or no speculative step yet."""
-    accept = evidence.accept
+    accept, saving = evidence.accept, evidence.prefills.saving
     nodes = [
-        Node(place.octave, place.cost_ratio, uncertainty(place, evidence.now_s, evidence.context))
+        Node(
+            place.octave,
+            place.cost_ratio - math.log1p(saving(2**place.octave, accept.mean, place.off_tok_per_s)),
+            uncertainty(place, evidence.now_s, evidence.context),
+        )
         for place in evidence.places
         if place.cost.count >= 2
     ]

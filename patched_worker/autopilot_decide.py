@@ -2,9 +2,10 @@
 
 The threshold is wrong where speculation clearly loses at a batch that speculates, or clearly gains at one that does
 not: by more than MARGIN even if the error is SIGMAS standard errors. Then, and only then, it moves to the present best
-cut. One that was placed while little was known is placed again once its error has shrunk, with a smaller margin and
-near it: a few times at most. Batches where nothing was measured have no say. Speculation is never given up at batch 1
-on less than LONE_TRIPLES measurements there and LONE_SIGMAS standard errors.
+cut. One that was placed on few comparisons is placed again when there are twice as many: the better estimate is the
+better place, also where the two do not differ beyond the noise, and it happens twice at most. Batches where nothing was
+measured have no say. Speculation is never given up at batch 1 on less than LONE_TRIPLES measurements there and
+LONE_SIGMAS standard errors.
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ from patched_worker.switchback import BINS, Plan
 
 MARGIN = 0.006  # log of throughput
 SIGMAS = 3.0
-REFINE_SIGMAS, REFINE_MARGIN = 3.0, 0.003
-REFINE_SHARE = 0.7  # of the error with which it was placed: what must be left at most
-REFINE_REACH, REFINE_LEAST = 0.5, 0.06  # octaves: where it looks, and the smallest move worth making
+REFINE_LEAST, REFINE_MOST = 32, 48  # comparisons: there must be so many, and it was placed on fewer than so many
 LONE_SIGMAS, LONE_TRIPLES = 4.0, 8
 NEAR_GAIN = 0.04  # both states are worth about the same below this
 CERTAIN_SIGMAS, CERTAIN_SE = 4.0, 0.1  # then a place needs no triples of its own
@@ -61,38 +60,41 @@ class Verdict:
         reason: why its threshold differs from the one before; None where it does not.
         curve: what it rests on; None while too little is known.
         pivot: log2 of the batch where the curve turns from gain to loss.
-        se: standard error of the gain at the threshold when it was placed.
+        placed_on: comparisons that there were when the threshold was placed; None where somebody else placed it.
     """
 
     plan: Plan
     reason: str | None = None
     curve: Curve | None = None
     pivot: float = math.nan
-    se: float = math.inf
+    placed_on: int | None = None
 
 
-def decide(evidence: Evidence, plan: Plan, bounds: Bounds, se: float = math.inf) -> Verdict:
+def decide(evidence: Evidence, plan: Plan, bounds: Bounds, placed_on: int | None = None) -> Verdict:
     """The next plan.
 
     Args:
         evidence: all of it.
         plan: the present one.
         bounds: of the threshold.
-        se: standard error of the gain at the threshold when it was placed; infinite where somebody else placed it.
+        placed_on: comparisons that there were when the threshold was placed; None where somebody else placed it.
     """
     curve = curve_of(evidence)
     threshold = bounds.clamp(plan.threshold)
     if curve is None:
         reason = None if threshold == plan.threshold else "the bounds changed"
-        return Verdict(make_plan(threshold, evidence, None), reason, se=se)
+        return Verdict(make_plan(threshold, evidence, None), reason, placed_on=placed_on)
     pivot = curve.best_cut()
     wanted, reason = threshold, None if threshold == plan.threshold else "the bounds changed"
     target = bounds.clamp(_guarded(_target(curve, pivot), curve, evidence))
-    wrong = wrong_at(curve, threshold) or misplaced_at(curve, threshold, target, se)
+    wrong = wrong_at(curve, threshold)
+    if wrong is None and threshold and target and better_known(evidence.triples, placed_on):
+        wrong = curve.at(math.log2(threshold))
+        placed_on = evidence.triples
     if wrong is not None and (target > threshold) == (wrong.gain > 0) and target != threshold:
         wanted, reason = target, _reason(threshold, target, wrong, curve, evidence)
-        se = curve.at(math.log2(target)).se if target else math.inf
-    return Verdict(make_plan(wanted, evidence, curve), reason, curve, pivot, se)
+        placed_on = evidence.triples
+    return Verdict(make_plan(wanted, evidence, curve), reason, curve, pivot, placed_on)
 
 
 def resume_at(threshold: int) -> int:
@@ -100,18 +102,14 @@ def resume_at(threshold: int) -> int:
     return threshold if threshold <= 1 else max(1, threshold - max(1, threshold // RESUME_SHARE))
 
 
-def misplaced_at(curve: Curve, threshold: int, target: int, se: float) -> Point | None:
-    """Where a threshold that was placed with the error `se` is off its place, now that clearly less of it is left."""
-    if not threshold or not target or abs(math.log2(target / threshold)) < REFINE_LEAST:
-        return None
-    if math.isinf(se) or curve.at(math.log2(threshold)).se > REFINE_SHARE * se:
-        return None
-    found = wrong_at(curve, threshold, REFINE_MARGIN, REFINE_SIGMAS)
-    near = found is not None and abs(found.octave - math.log2(threshold)) <= REFINE_REACH
-    return found if near else None
+def better_known(comparisons: int, placed_on: int | None) -> bool:
+    """Whether a threshold that was placed on few comparisons has by now twice as many."""
+    if placed_on is None or placed_on >= REFINE_MOST:
+        return False
+    return comparisons >= max(REFINE_LEAST, 2 * placed_on)
 
 
-def wrong_at(curve: Curve, threshold: int, margin: float = MARGIN, sigmas: float = SIGMAS) -> Point | None:
+def wrong_at(curve: Curve, threshold: int) -> Point | None:
     """The batch at which the threshold is most clearly wrong; None where it is nowhere beyond the noise."""
     edge = math.log2(threshold) if threshold else -math.inf
     found, worst = None, 0.0
@@ -120,7 +118,7 @@ def wrong_at(curve: Curve, threshold: int, margin: float = MARGIN, sigmas: float
         points.append(curve.at(edge))
     for point in points:
         loss = -point.gain if point.octave <= edge else point.gain
-        excess = loss - margin - sigmas * point.se
+        excess = loss - MARGIN - SIGMAS * point.se
         if excess > worst:
             found, worst = point, excess
     return found

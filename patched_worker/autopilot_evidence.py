@@ -19,12 +19,21 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from patched_worker.autopilot_level import Kind, Level, Scatter
+from patched_worker.autopilot_prefill import Prefills
 from patched_worker.steptrace import StepRecord
 from patched_worker.switchback import BINS, SETTLE_STEPS, bin_of
 
-# weight: request steps; tokens are counted and not timed, so one block may be news by itself
+# weight: request steps; tokens are counted and not timed, so one block may be news by itself. It swings by 3 % where
+# some 50 requests run whose own acceptance differs by 20 %
 ACCEPT = Kind(
-    90.0, 1.2, break_runs=(1, 2, 4, 8, 16), break_sigmas=5.0, break_size=0.06, outlier_sigmas=8.0, swing_s=15.0
+    half_life_s=90.0,
+    unit_sd=1.2,
+    break_runs=(1, 2, 4, 8, 16),
+    break_sigmas=5.0,
+    break_size=0.06,
+    outlier_sigmas=8.0,
+    swing_s=15.0,
+    swing_sd=0.06,
 )
 COST = Kind(900.0, unit_sd=0.04, break_runs=(2, 4), break_sigmas=4.0, break_size=0.03)  # weight: clean steps
 LONE = Kind(120.0, unit_sd=0.002, break_runs=(8, 16), break_sigmas=6.0, break_size=1e-4)  # weight: tokens
@@ -43,12 +52,16 @@ _FRAME = 24
 
 
 class Triple(NamedTuple):
-    """What one A B A tells: `cost` is log(step time on / off) at `octave` = log2(batch)."""
+    """What one A B A tells: `cost` is log(step time on / off) at `octave` = log2(batch).
+
+    `off_tok_per_s` is tokens per second of decode time in plain steps; 0 where `cost` has the prefills in it.
+    """
 
     octave: float
     cost: float
     weight: float
     context: float
+    off_tok_per_s: float = 0.0
 
 
 class Place:
@@ -63,6 +76,7 @@ class Place:
         self.cost = Level(kind, scatter)
         self.octave = 0.0  # mean log2(batch) of the evidence
         self.context = 0.0  # its mean sequence length
+        self.off_tok_per_s = 0.0
         self.broke_s = -math.inf
 
     @property
@@ -79,6 +93,7 @@ class Place:
         self.broke_s = now_s if broke else self.broke_s
         self.octave += share * (triple.octave - self.octave)
         self.context += share * (triple.context - self.context)
+        self.off_tok_per_s += share * (triple.off_tok_per_s - self.off_tok_per_s)
         return broke
 
     def change(self, now_s: float, context: float) -> float:
@@ -102,6 +117,7 @@ class Evidence:
         places: by half octave.
         context: present mean sequence length, in tokens.
         lone_on: seconds per token of a lone request that speculates.
+        prefills: what a step's tokens cost in prefills.
         triples, breaks: how many A B A there were, and how often a level broke.
     """
 
@@ -109,6 +125,7 @@ class Evidence:
         self.now_s = 0.0
         self.accept = Level(accept)
         self.lone_on = Level(LONE)
+        self.prefills = Prefills()
         scatter = Scatter(cost)
         self.places = [Place(index, cost, scatter) for index in range(BINS)]
         self.context = 0.0
@@ -128,6 +145,7 @@ class Evidence:
         if record.context:
             mean = record.context / batch
             self.context += (mean - self.context) * (CONTEXT_MEMORY if self.context else 1.0)
+        self.prefills.add(record)
         if drafts:
             self._count(batch, record)
         self._frame(record, drafts > 0)
@@ -222,6 +240,7 @@ def compared(flipped: Sequence[StepRecord], base: Sequence[StepRecord]) -> Tripl
         seconds_off = sum(r.seconds for r in off) / len(off)
         cost = math.log(seconds_on / seconds_off) - ELASTICITY * gap
         weight = 2.0 / (1.0 / len(on) + 1.0 / len(off))
+        off_tok_per_s = batch_off / seconds_off
     else:
         tokens_on, tokens_off = sum(r.tokens for r in on), sum(r.tokens for r in off)
         if not tokens_on or not tokens_off:
@@ -231,6 +250,7 @@ def compared(flipped: Sequence[StepRecord], base: Sequence[StepRecord]) -> Tripl
         gain = math.log(tokens_on / wall_on) - math.log(tokens_off / wall_off) - (1 - ELASTICITY) * gap
         cost = math.log(tokens_on / (len(on) * batch_on)) - gain
         weight = WALL_WEIGHT * 2.0 / (1.0 / len(on) + 1.0 / len(off))
+        off_tok_per_s = 0.0
     octave = math.log2(math.sqrt(batch_on * batch_off))
     context = sum(r.context for r in flipped) / sum(r.batch for r in flipped)
-    return Triple(octave, cost, weight, context)
+    return Triple(octave, cost, weight, context, off_tok_per_s)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 SCATTER_SIGMAS = 2.5  # that one observation counts for at most in the scatter
 SWING_MEMORY_S = 300.0
+SWING_PRIOR_S = 60.0  # for how many seconds of watching the swing counts that is assumed at the start
 OUTLIER_SWINGS = 3.0
-SWING_SIGMAS = 3.0  # beyond which a swing is a break
 LOCAL_GAIN = 0.25
 LOCAL_EXCESS = 1 + LOCAL_GAIN / (2 - LOCAL_GAIN)  # variance of an observation around the local mean, over its own
 PRIOR_OBSERVATIONS = 4.0  # weight of the scatter that is assumed until observations show their own
@@ -31,10 +31,12 @@ class Kind:
         half_life_s: after which an observation counts half.
         unit_sd: standard deviation of an observation of weight 1, until it is known.
         break_runs: over how many last observations a break is looked for, the fewest first.
-        break_sigmas, break_size: how far their mean must lie off, in standard errors and as such.
+        break_sigmas, break_size: how far their mean must lie off, in standard errors (of which a swing is part) and as
+            such.
         outlier_sigmas: a single observation farther off than this is cut to it.
         swing_s: for how long a level that swings around its mean stays on one side; 0: it does not swing. What swings
             is which requests happen to run: no news, and no error of the blocks either.
+        swing_sd: how far it swings, until that is known; or the first swings would each pass for a change.
     """
 
     half_life_s: float
@@ -44,6 +46,7 @@ class Kind:
     break_size: float
     outlier_sigmas: float = 4.0
     swing_s: float = 0.0
+    swing_sd: float = 0.0
 
 
 class Scatter:
@@ -99,7 +102,8 @@ class Level:
         self._run: deque[tuple[float, float, float]] = deque(maxlen=kind.break_runs[-1])
         self._before = 0.0
         self._local = 0.0  # mean of the observations just before
-        self._swing = 0.0  # variance of that around the mean, beyond its error
+        self._swing = kind.swing_sd**2  # variance of that around the mean, beyond its error
+        self._watched_s = SWING_PRIOR_S
         self._since_s = 0.0  # of the last break
 
     def variance(self) -> float:
@@ -163,7 +167,8 @@ class Level:
         most = self.kind.break_size / 2 + OUTLIER_SWINGS * known  # or a change would pass for a swing
         swing = min(abs(self._local - self.mean), most)
         own = self.scatter.noise * (LOCAL_EXCESS - 1.0) / weight
-        self._swing += -math.expm1(-passed_s / SWING_MEMORY_S) * (swing * swing - own - self._swing)
+        self._watched_s = min(self._watched_s + passed_s, SWING_MEMORY_S)
+        self._swing += -math.expm1(-passed_s / self._watched_s) * (swing * swing - own - self._swing)
 
     def _break(self) -> list[tuple[float, float]]:
         """The last observations, where they differ from all before them; none where there is no break.
@@ -172,8 +177,7 @@ class Level:
         """
         kind, total, weight, length = self.kind, 0.0, 0.0, 0
         absorbed, absorbed_weight = 0.0, 0.0
-        unit = self.scatter.noise * kind.break_sigmas**2
-        least = max(kind.break_size, SWING_SIGMAS * math.sqrt(max(0.0, self._swing)))
+        noise, swing = self.scatter.noise, max(0.0, self._swing)
         for _, share, cut in reversed(self._run):
             total, weight, length = total + cut * share, weight + share, length + 1
             if length > 1:
@@ -184,7 +188,8 @@ class Level:
             if rest <= 0.0:
                 return []
             shift = total / weight - (self.mean * self.weight - absorbed) / rest
-            if abs(shift) > least and shift * shift > unit * (1.0 / weight + 1.0 / rest):
+            spread = math.sqrt(noise * (1.0 / weight + 1.0 / rest) + swing)
+            if abs(shift) > max(kind.break_size, kind.break_sigmas * spread):
                 return [(value, share) for value, share, _ in self._run][-length:]
         return []
 

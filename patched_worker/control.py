@@ -199,11 +199,11 @@ class Control:
             step.record.drafts = self.num_steps
         self._timed = step
 
-    def interrupt(self) -> None:
-        """A prefill is about to run: what follows is not the last decode step's time."""
+    def interrupt(self, requests: int = 0) -> None:
+        """A prefill of so many requests is about to run: what follows is not the last decode step's time."""
         now = self._stop_clock()
         if self._feed is not None:
-            self._feed.prefill(now)
+            self._feed.prefill(now, requests)
 
     def idle(self) -> None:
         """The server has nothing to run: stop the clock and forget the gate's history."""

@@ -71,7 +71,7 @@ def worker_class(base: Any, identity: Identity, settings: Settings) -> type:
         def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
             control: Control = self.specpivot
             if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
-                control.interrupt()
+                control.interrupt(len(batch.reqs))
                 return super().forward_batch_generation(batch, *args, **kwargs)
             self.token_count.before(batch.reqs)
             step = control.begin(len(batch.reqs), context_of(batch))

@@ -105,7 +105,7 @@ def worker_class(base: Any, identity: Identity, settings: Settings) -> type:
         def forward_batch_generation(self, batch: Any, **kwargs: Any) -> Any:
             off, control = self.off_step, self.specpivot
             if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
-                control.interrupt()
+                control.interrupt(len(batch.seq_lens))
                 off.before_prefill(batch)
                 return super().forward_batch_generation(batch, **kwargs)
             if batch.forward_mode.is_idle() or batch.spec_info is None:

@@ -28,25 +28,27 @@ class StepFeed:
         self._open: deque[StepRecord] = deque()
         self._after_idle = True
         self._prefill_from_s: float | None = None
+        self._joined = 0
 
     def begin(self, batch: int, context: int, flipped: bool, now_s: float) -> StepRecord:
         """A step begins; those before it that are complete are passed on."""
         self._pass_on()
         prefill_s = 0.0 if self._prefill_from_s is None else now_s - self._prefill_from_s
-        step = StepRecord(batch, context, 0, flipped, self._after_idle, -1, -1.0, prefill_s)
+        step = StepRecord(batch, context, 0, flipped, self._after_idle, -1, -1.0, prefill_s, self._joined)
         self._open.append(step)
-        self._prefill_from_s, self._after_idle = None, False
+        self._prefill_from_s, self._joined, self._after_idle = None, 0, False
         return step
 
-    def prefill(self, now_s: float) -> None:
-        """A prefill begins."""
+    def prefill(self, now_s: float, requests: int = 0) -> None:
+        """A prefill of so many requests begins."""
+        self._joined += requests
         if self._prefill_from_s is None:
             self._prefill_from_s = now_s
 
     def idle(self) -> None:
         """The server has nothing to do: what is complete is passed on."""
         self._pass_on()
-        self._after_idle, self._prefill_from_s = True, None
+        self._after_idle, self._prefill_from_s, self._joined = True, None, 0
 
     def _pass_on(self) -> None:
         steps = self._open

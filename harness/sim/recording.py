@@ -37,13 +37,13 @@ class Recorder:
         trace: where to; None tells the autopilot only.
 
     Attributes:
-        prefill_s: seconds of prefills since the decode step before.
+        prefill_s, joined: seconds of prefills since the decode step before, and requests in them.
         after_idle: whether the server has been idle since then.
     """
 
     def __init__(self, trace: Trace | None) -> None:
         self.trace = trace
-        self.prefill_s = 0.0
+        self.prefill_s, self.joined = 0.0, 0
         self.after_idle = True
 
     def idle(self) -> None:
@@ -59,9 +59,11 @@ class Recorder:
         pilot = gate if isinstance(gate, Autopilot) else None
         if pilot is not None or self.trace is not None:
             flipped = pilot is not None and pilot.flipped
-            record = StepRecord(batch, context, drafts, flipped, self.after_idle, tokens, seconds, self.prefill_s)
+            record = StepRecord(
+                batch, context, drafts, flipped, self.after_idle, tokens, seconds, self.prefill_s, self.joined
+            )
             if pilot is not None:
                 pilot.observe(record)
             if self.trace is not None:
                 self.trace.append(record)
-        self.prefill_s, self.after_idle = 0.0, False
+        self.prefill_s, self.joined, self.after_idle = 0.0, 0, False

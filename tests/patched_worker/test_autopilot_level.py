@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from patched_worker.autopilot_evidence import ACCEPT
 from patched_worker.autopilot_level import Kind, Level
 
 KIND = Kind(half_life_s=100.0, unit_sd=1.0, break_runs=(3,), break_sigmas=5.0, break_size=0.1)
@@ -82,3 +83,22 @@ def test_a_small_shift_is_followed_without_a_break() -> None:
 
     assert not any(level.add(2.05, 1.0, 51.0 + index) for index in range(20))
     assert level.mean > 2.005
+
+
+def swinging(mean: float, spread: float, blocks: int, level: Level, start: int = 0) -> int:
+    """Breaks while a level swings around `mean` for so many blocks, four a second, each swing some 8 s long."""
+    source, swing, breaks = random.Random(5), 0.0, 0
+    for index in range(start, start + blocks):
+        swing = 0.97 * swing + math.sqrt(1 - 0.97**2) * source.gauss(0, spread)
+        breaks += level.add(mean + swing + source.gauss(0, 0.06), 384.0, index / 4)
+    return breaks
+
+
+def test_which_requests_happen_to_run_is_no_break_and_a_change_is_one() -> None:
+    """Half an hour of swings of 3 % passes, from the first minute on; a drop by a fifth does not."""
+    level = Level(ACCEPT)
+
+    assert swinging(2.0, 0.06, 7200, level) == 0
+    assert abs(level.mean - 2.0) < 4 * math.sqrt(level.variance())
+    assert swinging(1.6, 0.06, 40, level, 7200) == 1
+    assert level.mean == pytest.approx(1.6, abs=0.1)

@@ -25,25 +25,25 @@ def test_a_step_waits_for_its_time_and_its_tokens() -> None:
 
 
 def test_prefills_between_steps_are_timed() -> None:
-    """From the first of them to the next step."""
+    """From the first of them to the next step, with the requests of all."""
     feed = StepFeed([])
     feed.begin(4, 0, False, 0.0)
-    feed.prefill(1.0)
-    feed.prefill(1.5)
+    feed.prefill(1.0, 2)
+    feed.prefill(1.5, 1)
+    steps = [feed.begin(5, 0, False, now_s) for now_s in (2.25, 3.0)]
 
-    assert feed.begin(5, 0, False, 2.25).prefill_s == 1.25
-    assert feed.begin(5, 0, False, 3.0).prefill_s == 0.0
+    assert [(step.prefill_s, step.joined) for step in steps] == [(1.25, 3), (0.0, 0)]
 
 
 def test_idleness_is_marked_and_no_prefill() -> None:
     """What ran before it says nothing of what comes."""
     feed = StepFeed([])
     feed.begin(4, 0, False, 0.0)
-    feed.prefill(1.0)
+    feed.prefill(1.0, 1)
     feed.idle()
     step = feed.begin(4, 0, False, 9.0)
 
-    assert (step.after_idle, step.prefill_s) == (True, 0.0)
+    assert (step.after_idle, step.prefill_s, step.joined) == (True, 0.0, 0)
 
 
 def test_a_step_without_tokens_does_not_hold_up_the_others() -> None:
