@@ -27,7 +27,7 @@ from tuner.service.job_records import Plan, Record
 from tuner.service.jobs import Jobs
 from tuner.service.names import new_folder
 from tuner.service.refusal import Refusal
-from tuner.service.runner import exit_file, mark_of, pid_file
+from tuner.service.runner import GO, exit_file, mark_of, pid_file
 from tuner.service.runs import Runs
 
 PLAN = Plan("sweep", "box", ["--concurrency=1,2"], 6, 10.0)
@@ -175,6 +175,55 @@ def test_a_job_that_was_killed_is_judged_by_its_run(desk: Desk, points: int | No
     ended = desk.wait(job.id, lambda job: job.state != "running")
     assert (ended.state, ended.exit_code, ended.resumable) == (state, None, state == "interrupted")
     assert ended.points_done == (points or 0)
+
+
+def test_points_that_were_spoilt_are_left_to_measure(desk: Desk) -> None:
+    """Everything was killed while they were measured anew: nobody may call that done."""
+    job = started(desk)
+    os.killpg(desk.jobs._pid(desk.jobs.get(job.id)) or 0, signal.SIGKILL)
+    good = rows()
+    write_run(desk.results / "run", [msgspec.structs.replace(good[0], verdict="errors"), *good[1:]])
+    ended = desk.wait(job.id, lambda job: job.state != "running")
+    assert (ended.state, ended.resumable, ended.points_done) == ("interrupted", True, 81)
+
+
+def test_a_new_service_finds_a_job_that_is_about_to_begin(desk: Desk) -> None:
+    """Its process is known from the moment on in which it may begin."""
+    job = desk.jobs.start(PLAN, {}, "run")
+    found = desk.restarted()
+    assert found.answer(desk.jobs.get(job.id)).state == "running"
+    desk.wait(job.id, lambda job: job.message.startswith("arguments"))
+
+
+@pytest.mark.parametrize("go", [b"", GO])
+def test_nothing_begins_that_the_next_service_would_not_find(tmp_path: Path, go: bytes) -> None:
+    """A service that is killed before it has written down who runs a job lets go of a pipe: that is not the word."""
+    base, trace = tmp_path / "job", tmp_path / "begun"
+    command = [sys.executable, "-m", "tuner.service.runner", str(base), "touch", str(trace)]
+    subprocess.run(command, input=go, env=child_environment(), check=True, timeout=PATIENT_S)
+    assert (trace.exists(), exit_file(base).exists()) == (go == GO, go == GO)
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_a_ctrl_c_before_the_command_begins_is_not_lost(tmp_path: Path) -> None:
+    """The runner has it, and begins nothing."""
+    base, trace = tmp_path / "job", tmp_path / "begun"
+    words = [sys.executable, "-m", "tuner.service.runner", str(base), "touch", str(trace)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, env=child_environment()) as runner:
+        assert runner.stdin is not None
+        deadline = time.monotonic() + PATIENT_S
+        while not catches(runner.pid, signal.SIGHUP):  # the last that it learns to
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        runner.send_signal(signal.SIGINT)
+        runner.stdin.write(GO)
+        runner.stdin.close()
+    assert (exit_file(base).read_text(), trace.exists()) == ("130\n", False)
 
 
 @pytest.mark.parametrize("there", [True, False])
