@@ -97,6 +97,16 @@ def test_another_worker_than_was_asked_for(tmp_path: Path, worker: str, code: tu
     assert (row.verdict == "unproven_worker", row.worker) == (worker == "v1", "EAGLEWorkerV2")
 
 
+def test_a_simulated_server_that_was_attached_to_is_not_measured(tmp_path: Path) -> None:
+    """It says what it is; the run does, too."""
+    out = tmp_path / "run"
+    with reserved_ports(1) as (port,), simulated(port, 1):
+        words = ("--attach", f"baseline=http://127.0.0.1:{port}", "--concurrency", "1", "--repeats", "1", *QUICK)
+        done = run(tmp_path, "sweep", "--out", str(out), *words)
+    assert (done.answer["source"], RunFolder(out).manifest.source) == ("simulated", "simulated")
+    assert "warning: baseline is a simulated server: nothing here is measured" in done.told
+
+
 def test_ten_megabytes_in_one_event(tmp_path: Path) -> None:
     """A server whose events carry that much is slow to read, and read right."""
     out = tmp_path / "run"

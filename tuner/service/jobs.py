@@ -26,7 +26,7 @@ from tuner.service.names import STATE, holds_run, new_folder
 from tuner.service.refusal import Refusal
 from tuner.service.runner import GO, INTERRUPTED, exit_file, mark_of, pid_file
 from tuner.service.runs import Runs
-from tuner.service.store import make_folder, write
+from tuner.service.store import discard_half_written, make_folder, write
 
 PROGRAM = (sys.executable, "-m", "specpivot")
 MAX_RUNNING = 16
@@ -47,6 +47,7 @@ class Jobs:
         self._environment = environment
         self._program = program
         self._folder = make_folder(runs.results / STATE / "jobs")
+        discard_half_written(self._folder)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._records = {record.id: record for record in stored(self._folder)}
         self.look()

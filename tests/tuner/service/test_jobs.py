@@ -307,6 +307,16 @@ def test_a_damaged_record_does_not_stop_the_service(desk: Desk) -> None:
     assert [found.id for found in desk.restarted().all()] == [job.id]
 
 
+def test_what_a_killed_service_had_half_written_is_removed(desk: Desk) -> None:
+    """A new service makes room; what a job's runner is just writing stays."""
+    started(desk)
+    half = [desk.folder / name for name in (".x.json.new", ".x.pid.new", ".x.exit.new")]
+    for file in half:
+        file.write_text("{")
+    desk.restarted()
+    assert [file.exists() for file in half] == [False, False, True]
+
+
 def test_keys_are_given_to_the_job_and_not_stored(desk: Desk) -> None:
     """They are in the environment of its process alone."""
     job = desk.jobs.start(PLAN, {"SPECPIVOT_API_KEY": "hush-hush"}, "run")
