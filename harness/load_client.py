@@ -26,6 +26,7 @@ _PAUSE_S = 0.005
 _QUIET_S = 0.001  # a loop later than this is busy
 _READS_AT_ONCE = 32
 _FLUSH_S = 0.5
+_FLUSH_RECORDS = 128  # streams that end together must not fill the parent's memory together
 _WATCH_S = 0.2  # timeouts are seconds
 _GATHER_S = 0.0005
 _GATHER_FROM_PER_S = 3000
@@ -214,6 +215,8 @@ class Client:
                     exchange, stream, begin.key, begin.attempt, begin.worker, self._zero_s, self._secrets
                 )
                 self._outbox.append(record)
+                if len(self._outbox) >= _FLUSH_RECORDS:
+                    self.flush()
         if self._outbox and monotonic() - self._flushed_s > _FLUSH_S:
             self.flush()
 

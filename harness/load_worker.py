@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class Gauge:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._lags: list[float] = []
+        self._lags = array("d")  # a hundred a second, for as long as the point is: bytes count
         self._cpu: list[tuple[float, float]] = []
 
     async def watch(self) -> None:

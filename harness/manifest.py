@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -63,17 +63,19 @@ def record_servers(
     """Write down who plays what, what differs between the servers, and what could not be had."""
     up = {name: server.record for name, server in found.items() if isinstance(server, Server)}
     table = confounders(up)
-    warnings = [*unequal(table), *_lacking(up), *_wrong_worker(config, up)]
+    simulated = {name: s.simulation for name, s in found.items() if isinstance(s, Server) and s.simulation}
+    warnings = [*unequal(table), *_lacking(up), *_wrong_worker(config, up), *_simulated(config, simulated)]
     manifest = writer.manifest
     previous = {record.server_run: record for record in manifest.servers.values()}
     writer.set_manifest(
         msgspec.structs.replace(
             manifest,
+            source="simulated" if simulated else manifest.source,
             servers=previous | {record.server_run: record for record in up.values()},
             variants=manifest.variants | _variant_records(config, found),
             confounders=manifest.confounders | table,
             warnings=tuple(dict.fromkeys([*manifest.warnings, *warnings])),
-            simulation=next((s.simulation for s in found.values() if isinstance(s, Server) and s.simulation), None),
+            simulation=next(iter(simulated.values()), None),
         )
     )
     for line in warnings:
@@ -121,6 +123,11 @@ def _lacking(up: dict[str, ServerRecord]) -> list[str]:
         for name, record in up.items()
         if record.lacking
     ]
+
+
+def _simulated(config: SweepConfig, names: Iterable[str]) -> list[str]:
+    """Said of servers that were attached to: nobody asked for a simulation."""
+    return [] if config.sim else [f"{name} is a simulated server: nothing here is measured" for name in names]
 
 
 def _wrong_worker(config: SweepConfig, up: dict[str, ServerRecord]) -> list[str]:

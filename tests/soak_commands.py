@@ -8,7 +8,6 @@ The last line is one JSON document; exit code 1 where a round failed or somethin
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import tempfile
 import time
@@ -65,10 +64,8 @@ def main(words: Sequence[str]) -> int:
         simulated(ports[1], 1, "--variant", "dynamic") as other,
     ):
         while time.monotonic() < ends_s:
-            folder = Path(tempfile.mkdtemp())
-            with nothing_left(folder):
-                codes.append(one_round(folder, *(f"http://127.0.0.1:{port}" for port in ports)))
-            shutil.rmtree(folder)
+            with tempfile.TemporaryDirectory() as name, nothing_left(Path(name)):
+                codes.append(one_round(Path(name), *(f"http://127.0.0.1:{port}" for port in ports)))
             sizes.append([size(psutil.Process(process.pid)) for process in (one, other)])
             print(f"round {len(codes)}: exit codes {codes[-1]}, servers {sizes[-1]}", file=sys.stderr)
     early, late = sizes[min(2, len(sizes) - 1)], sizes[-1]  # the first rounds fill caches

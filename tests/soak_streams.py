@@ -1,9 +1,10 @@
 """Many streams for minutes against the mock: `python -m tests.soak_streams [MINUTES] [STREAMS]`, `make soak-streams`.
 
 Memory and open files of every process of the load are sampled; the second half must not need more than the second
-quarter, but for MEMORY_SLACK. One point of the real load generator, because what grows, grows in one. Speed is not
-judged: the delays of sending are told for both halves. The last line is one JSON document; exit code 1 where something
-grew or failed.
+quarter, but for MEMORY_SLACK. Lengths are spread: streams of one length fall into step and end at the same moment, and
+then what waits to be parsed, most of what a client process holds, swings with the step. One point of the real load
+generator, because what grows, grows in one. Speed is not judged: the delays of sending are told for both halves. The
+last line is one JSON document; exit code 1 where something grew or failed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from harness.workload import WorkloadPlan
 EVERY_S = 2.0
 WARM_UP_S = 15.0
 MEMORY_SLACK = 0.05  # of the second quarter's peak: allocators do not give back to the byte
-TOKENS = 64
+TOKENS = 64  # on average
+SPREAD = 0.5
 TIMING = Timing(ttft_s=0.2, gap_s=0.1)
 
 
@@ -57,10 +59,10 @@ class Watch:
                     files += process.num_fds()
         self.samples.append((me.memory_info().rss, clients, files + me.num_fds()))
 
-    def quarters(self, column: int) -> list[int]:
-        """The peak of each quarter of the time."""
+    def peaks(self, column: int, parts: int) -> list[int]:
+        """The peak of each part of the time."""
         values = [sample[column] for sample in self.samples]
-        cuts = [len(values) * n // 4 for n in range(5)]
+        cuts = [len(values) * n // parts for n in range(parts + 1)]
         return [max(values[begin:end]) for begin, end in pairwise(cuts)]
 
 
@@ -83,11 +85,11 @@ def main(words: Sequence[str]) -> int:
     watch, middle_s = Watch(), WARM_UP_S + 30 * minutes
     with running_mock(TIMING) as url:
         plan = LoadPlan(url=url, concurrency=streams, warmup_s=WARM_UP_S, duration_s=60 * minutes)
-        work = WorkloadPlan(input_tokens=16, output_tokens=TOKENS)
+        work = WorkloadPlan(input_tokens=16, output_tokens=TOKENS, range_ratio=SPREAD)
         began_s = time.monotonic()
         key = PointKey("baseline", streams, 1)
         result = run_closed_loop(plan, work.requests(streams, 1), key, 1, keep, watch.look)
-    own, clients, files = (watch.quarters(column) for column in range(3))
+    own, clients, files = (watch.peaks(column, 4) for column in range(3))
     grew = max(files[2:]) > files[1] or any(
         max(memory[2:]) > memory[1] * (1 + MEMORY_SLACK) for memory in (own, clients)
     )
@@ -101,6 +103,8 @@ def main(words: Sequence[str]) -> int:
         "own_bytes_by_quarter": own,
         "client_bytes_by_quarter": clients,
         "open_files_by_quarter": files,
+        "own_bytes_by_minute": watch.peaks(0, max(4, round(minutes))),
+        "client_bytes_by_minute": watch.peaks(1, max(4, round(minutes))),
         "send_delay_p99_s_by_half": [statistics.quantiles(half, n=100)[98] for half in delays],
         "lag_p99_s": result.client.lag_p99_s,
         "ok": ok,

@@ -100,9 +100,11 @@ async def _answer(service: Service, dialect: type[Body], http: web.Request) -> w
         if body.stream:
             return await _streamed(service, body, http, entries)
         return await _whole(service, body, entries, many)
-    except asyncio.CancelledError:  # the client has gone
+    except (asyncio.CancelledError, ConnectionError) as gone:  # the client is
         for entry in entries:
             service.abort(entry.answer.request.rid, exactly=True)
+        if isinstance(gone, ConnectionError):
+            return web.Response()  # to nobody; an error would be logged as one of ours
         raise
 
 

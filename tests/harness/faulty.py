@@ -89,6 +89,22 @@ def document(body: bytes) -> Talk:
     return saying(OK + b"content-length: %d\r\n\r\n" % len(body) + body)
 
 
+def _events(*lines: bytes) -> bytes:
+    body = b"".join(b"data: " + line + b"\n\n" for line in lines)
+    return OK + b"content-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+_BEGUN = (
+    b'{"text": "", "output_ids": [1], "meta_info": {"finish_reason": %s, "prompt_tokens": 8, "completion_tokens": 1}}'
+)
+# By the error that a request's record then names: what servers answer to a request that they do not finish.
+UNFINISHED = {
+    "aborted": _events(_BEGUN % b'{"type": "abort", "message": "out of memory"}', b"[DONE]"),
+    "error_event": _events(_BEGUN % b"null", b'{"error": {"message": "the scheduler has died", "code": 500}}'),
+    "unterminated": _events(_BEGUN % b"null"),
+    "malformed": _events(b"{{{ <html>"),
+}
+
 # ---- in front of a real server
 
 BUSY = {

@@ -17,7 +17,7 @@ from harness.runfolder import RunFolder
 from harness.servers import reserved_ports
 from harness.verify import verify_run
 from tests.harness.commands import CODE, QUICK, ROOT, SIM, WARMING_UP, Command, rows_of, run
-from tests.harness.faulty import BUSY, TALKS, before, talking
+from tests.harness.faulty import BUSY, TALKS, UNFINISHED, before, talking
 from tests.harness.leftovers import nothing_left
 from tests.harness.test_sweep_faults import simulated
 
@@ -66,6 +66,47 @@ def test_a_server_that_is_overloaded_for_a_while(tmp_path: Path, status: int) ->
     assert verify_run(out).problems == ()
 
 
+def test_requests_that_no_server_finishes(tmp_path: Path) -> None:
+    """Another way at each point: every request is on record by its own error, and no point can be used."""
+    out, ways = tmp_path / "run", [*UNFINISHED]
+
+    def instead(request: bytes) -> bytes | None:
+        way = ways[min(len(rows_of(out)), len(ways) - 1)]
+        return UNFINISHED[way] if request.startswith(b"POST /generate") else None
+
+    with running_mock(Timing(0.02, 0.005)) as mock, talking(before(lambda: mock, instead)) as url:
+        words = ("--attach", f"baseline={url}", "--concurrency", "1,2,3,4", "--repeats", "1", *QUICK)
+        done = run(tmp_path, "sweep", "--out", str(out), *words)
+    assert (done.process.returncode, done.answer["usable"]) == (4, 0)
+    assert [(row.verdict, row.errors > 0) for row in rows_of(out)] == [("errors", True)] * 4
+    told = {record.error for record in RunFolder(out).requests()}
+    assert set(ways) <= told <= {*ways, "cancelled"}
+    assert verify_run(out).problems == ()
+
+
+@pytest.mark.parametrize(("worker", "code"), [("v1", (4,)), ("v2", (0, 3, 4))])
+def test_another_worker_than_was_asked_for(tmp_path: Path, worker: str, code: tuple[int, ...]) -> None:
+    """Its points prove nothing, however well they went; where the right one runs, nothing is said of it."""
+    out = tmp_path / "run"
+    words = ("--attach", "eagle3=URL", "--concurrency", "1", "--repeats", "1", "--worker", worker, *QUICK)
+    with reserved_ports(1) as (port,), simulated(port, 1, "--variant", "eagle3"):
+        url = f"http://127.0.0.1:{port}"
+        done = run(tmp_path, "sweep", "--out", str(out), *(word.replace("URL", url) for word in words))
+    assert done.process.returncode in code, done.output
+    (row,) = rows_of(out)
+    assert (row.verdict == "unproven_worker", row.worker) == (worker == "v1", "EAGLEWorkerV2")
+
+
+def test_a_simulated_server_that_was_attached_to_is_not_measured(tmp_path: Path) -> None:
+    """It says what it is; the run does, too."""
+    out = tmp_path / "run"
+    with reserved_ports(1) as (port,), simulated(port, 1):
+        words = ("--attach", f"baseline=http://127.0.0.1:{port}", "--concurrency", "1", "--repeats", "1", *QUICK)
+        done = run(tmp_path, "sweep", "--out", str(out), *words)
+    assert (done.answer["source"], RunFolder(out).manifest.source) == ("simulated", "simulated")
+    assert "warning: baseline is a simulated server: nothing here is measured" in done.told
+
+
 def test_ten_megabytes_in_one_event(tmp_path: Path) -> None:
     """A server whose events carry that much is slow to read, and read right."""
     out = tmp_path / "run"
@@ -95,6 +136,7 @@ def test_what_is_no_server_leaves_no_run(tmp_path: Path, talk: str) -> None:
         ("killed", "ended with code -9"),
         ("orphans", "RuntimeError: the launcher has failed"),
         ("deaf", "was not healthy after 20 s"),
+        ("port_taken", "another process answers on port"),
     ],
 )
 def test_a_server_that_does_not_start(tmp_path: Path, fault: str, words: str) -> None:

@@ -38,6 +38,21 @@ def exchange_of(client: Client, tokens: int, index: int = 0) -> tuple[Exchange, 
     return exchange, StreamReader("generate")
 
 
+def test_records_of_streams_that_end_together_come_in_portions() -> None:
+    """However many there are: none twice, none lost, in the order in which they ended."""
+
+    async def scenario() -> list[Records]:
+        sent: list[object] = []
+        client = client_of(sent)
+        client._finished.extend(exchange_of(client, 1, index) for index in range(300))
+        client.parse_everything()
+        return [message for message in sent if isinstance(message, Records)]
+
+    portions = asyncio.run(scenario())
+    assert [len(portion.records) for portion in portions] == [128, 128, 44]
+    assert [record.index for portion in portions for record in portion.records] == [*range(300)]
+
+
 def test_unparsed_bytes_are_bounded() -> None:
     """Beyond the limit even streams in flight are parsed, however busy the loop is."""
 

@@ -24,14 +24,13 @@ from tuner.service import answers, joblog
 from tuner.service.job_records import Plan, Record, eta_s, number, resumable, stored, why_not
 from tuner.service.names import STATE, holds_run, new_folder
 from tuner.service.refusal import Refusal
-from tuner.service.runner import exit_file, mark_of, pid_file
+from tuner.service.runner import GO, INTERRUPTED, exit_file, mark_of, pid_file
 from tuner.service.runs import Runs
-from tuner.service.store import make_folder, write
+from tuner.service.store import discard_half_written, make_folder, write
 
 PROGRAM = (sys.executable, "-m", "specpivot")
 MAX_RUNNING = 16
 ENDED_WELL = (0, 3)  # 3: finished, but some points are partial or invalid
-INTERRUPTED = 130
 
 
 class Jobs:
@@ -48,6 +47,7 @@ class Jobs:
         self._environment = environment
         self._program = program
         self._folder = make_folder(runs.results / STATE / "jobs")
+        discard_half_written(self._folder)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._records = {record.id: record for record in stored(self._folder)}
         self.look()
@@ -197,15 +197,19 @@ class Jobs:
         self._put(record)
         command = [*self._program, *arguments]
         with open(os.open(joblog.file(base), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as out:  # noqa: PTH123 - Path cannot set the mode
-            self._children[record.id] = subprocess.Popen(
+            child = self._children[record.id] = subprocess.Popen(
                 [sys.executable, "-m", "tuner.service.runner", str(base), *command],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env={**self._environment, **keys},
                 cwd=self._folder,
                 start_new_session=True,
             )
+        assert child.stdin is not None
+        with suppress(BrokenPipeError), child.stdin:  # killed here, nothing has begun that nobody would find
+            write(pid_file(base), f"{child.pid} {mark_of(child.pid)}\n".encode())
+            child.stdin.write(GO)
         return self.answer(record)
 
     def _arguments(self, plan: Plan, folder: Path) -> list[str]:
@@ -220,9 +224,8 @@ class Jobs:
     def _ended(self, record: Record) -> Record:
         """A job whose process is gone."""
         code = number(exit_file(self._base(record.id)))
-        done, planned, _ = self._progress(record)
         state: answers.JobState
-        if code in ENDED_WELL or (code is None and record.kind == "sweep" and 0 < planned <= done):
+        if code in ENDED_WELL or (code is None and self._nothing_is_left(record)):
             state = "done"
         elif record.cancels:
             state = "cancelled"
@@ -237,6 +240,11 @@ class Jobs:
         if summary is None:
             return 0, record.points_planned, None
         return summary.points_done, summary.points_planned, joblog.changed_s(self._runs.results / record.run)
+
+    def _nothing_is_left(self, record: Record) -> bool:
+        """Whether a sweep's run has all its points, and good ones."""
+        summary = self._runs.summary(record.run)
+        return record.kind == "sweep" and summary is not None and 0 < summary.points_planned <= summary.usable
 
     def _pid(self, record: Record) -> int | None:
         """The process group of a job that runs; None where it does not, or has not said so yet."""

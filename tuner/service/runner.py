@@ -1,17 +1,20 @@
 """Runs one job's command and writes down how it ended: `python -m tuner.service.runner BASE COMMAND...`.
 
-A job outlives the service that started it, so nobody may be left to wait for it. BASE.pid says who runs it, BASE.exit
-how it ended. The runner leads the job's process group: a Ctrl-C for the group reaches the command and leaves the runner
-waiting for its exit code. Standard library only.
+A job outlives the service that started it, so nobody may be left to wait for it. BASE.exit says how it ended, BASE.pid
+(which the service writes) who runs it: the command begins when GO comes on standard input, and never where the service
+was killed before, as the next service would not know of it. The runner leads the job's process group: a Ctrl-C for the
+group reaches the command and leaves the runner waiting for its exit code. Standard library only.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+GO = b"g"
+INTERRUPTED = 130
 
 
 def mark_of(pid: int) -> str | None:
@@ -40,10 +43,12 @@ def exit_file(base: Path) -> Path:
 
 def main(arguments: list[str]) -> int:
     base, command = Path(arguments[0]), arguments[1:]
+    stopped: list[int] = []  # by a handler, not SIG_IGN: the command must not inherit deafness
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)  # a handler, not SIG_IGN: the command must not inherit deafness
-    _write(pid_file(base), f"{os.getpid()} {mark_of(os.getpid())}")
-    code = subprocess.call(command, stdin=subprocess.DEVNULL)
+        signal.signal(number, lambda number, _: stopped.append(number))
+    if sys.stdin.buffer.read(1) != GO:
+        return 0
+    code = INTERRUPTED if stopped else subprocess.call(command, stdin=subprocess.DEVNULL)
     _write(exit_file(base), str(code))
     return 0
 

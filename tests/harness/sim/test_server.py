@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 import msgspec
 import pytest
@@ -21,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from harness.errors import UserError
 from harness.records import Variant
+from harness.sim import app
 from harness.sim.app import make_app
 from harness.sim.preset import Limits
 from harness.sim.server import main, settings_from
@@ -267,6 +270,21 @@ def test_abort_and_disconnect_free_the_server() -> None:
     assert last["meta_info"]["finish_reason"]["type"] == "abort"
     assert 0 < last["meta_info"]["completion_tokens"] < 4000
     assert (refused, flushed) == (400, 200)
+
+
+def test_who_hangs_up_before_the_answer_begins_is_no_error_of_ours(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request is given up, and nothing is logged: a client that is killed does that."""
+    monkeypatch.setattr(app, "_streamed", mock.AsyncMock(side_effect=ConnectionResetError))
+
+    async def use(client: Client) -> None:
+        body = {"input_ids": [1, 2, 3], "stream": True}
+        async with client.post("/generate", json=body) as response:
+            await response.read()
+
+    with_server(use)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_simulation_is_declared() -> None:

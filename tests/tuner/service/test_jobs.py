@@ -27,7 +27,7 @@ from tuner.service.job_records import Plan, Record
 from tuner.service.jobs import Jobs
 from tuner.service.names import new_folder
 from tuner.service.refusal import Refusal
-from tuner.service.runner import exit_file, mark_of, pid_file
+from tuner.service.runner import GO, exit_file, mark_of, pid_file
 from tuner.service.runs import Runs
 
 PLAN = Plan("sweep", "box", ["--concurrency=1,2"], 6, 10.0)
@@ -177,6 +177,55 @@ def test_a_job_that_was_killed_is_judged_by_its_run(desk: Desk, points: int | No
     assert ended.points_done == (points or 0)
 
 
+def test_points_that_were_spoilt_are_left_to_measure(desk: Desk) -> None:
+    """Everything was killed while they were measured anew: nobody may call that done."""
+    job = started(desk)
+    os.killpg(desk.jobs._pid(desk.jobs.get(job.id)) or 0, signal.SIGKILL)
+    good = rows()
+    write_run(desk.results / "run", [msgspec.structs.replace(good[0], verdict="errors"), *good[1:]])
+    ended = desk.wait(job.id, lambda job: job.state != "running")
+    assert (ended.state, ended.resumable, ended.points_done) == ("interrupted", True, 81)
+
+
+def test_a_new_service_finds_a_job_that_is_about_to_begin(desk: Desk) -> None:
+    """Its process is known from the moment on in which it may begin."""
+    job = desk.jobs.start(PLAN, {}, "run")
+    found = desk.restarted()
+    assert found.answer(desk.jobs.get(job.id)).state == "running"
+    desk.wait(job.id, lambda job: job.message.startswith("arguments"))
+
+
+@pytest.mark.parametrize("go", [b"", GO])
+def test_nothing_begins_that_the_next_service_would_not_find(tmp_path: Path, go: bytes) -> None:
+    """A service that is killed before it has written down who runs a job lets go of a pipe: that is not the word."""
+    base, trace = tmp_path / "job", tmp_path / "begun"
+    command = [sys.executable, "-m", "tuner.service.runner", str(base), "touch", str(trace)]
+    subprocess.run(command, input=go, env=child_environment(), check=True, timeout=PATIENT_S)
+    assert (trace.exists(), exit_file(base).exists()) == (go == GO, go == GO)
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_a_ctrl_c_before_the_command_begins_is_not_lost(tmp_path: Path) -> None:
+    """The runner has it, and begins nothing."""
+    base, trace = tmp_path / "job", tmp_path / "begun"
+    words = [sys.executable, "-m", "tuner.service.runner", str(base), "touch", str(trace)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, env=child_environment()) as runner:
+        assert runner.stdin is not None
+        deadline = time.monotonic() + PATIENT_S
+        while not catches(runner.pid, signal.SIGHUP):  # the last that it learns to
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        runner.send_signal(signal.SIGINT)
+        runner.stdin.write(GO)
+        runner.stdin.close()
+    assert (exit_file(base).read_text(), trace.exists()) == ("130\n", False)
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_resume_goes_on_with_the_run(desk: Desk, there: bool) -> None:
     """By --resume where the run was begun, and from the beginning where it was not."""
@@ -256,6 +305,16 @@ def test_a_damaged_record_does_not_stop_the_service(desk: Desk) -> None:
     (desk.folder / "half.json").write_text('{"id": ')
     (desk.folder / "other.json").write_bytes(msgspec.json.encode(desk.jobs.get(job.id)))
     assert [found.id for found in desk.restarted().all()] == [job.id]
+
+
+def test_what_a_killed_service_had_half_written_is_removed(desk: Desk) -> None:
+    """A new service makes room; what a job's runner is just writing stays."""
+    started(desk)
+    half = [desk.folder / name for name in (".x.json.new", ".x.pid.new", ".x.exit.new")]
+    for file in half:
+        file.write_text("{")
+    desk.restarted()
+    assert [file.exists() for file in half] == [False, False, True]
 
 
 def test_keys_are_given_to_the_job_and_not_stored(desk: Desk) -> None:

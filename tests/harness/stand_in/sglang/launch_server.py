@@ -5,11 +5,14 @@ A fault is that of a server that speculates only; the reference beside it is wel
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
+
+PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -23,12 +26,22 @@ def main() -> None:
         sleeper = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
         subprocess.Popen([sys.executable, "-c", sleeper])
         raise RuntimeError("the launcher has failed")
+    if fault == "port_taken":  # by somebody else's server, which is well, while this one cannot bind
+        timing = ["--ttft", "0.02", "--gap", "0.005"]
+        other = [sys.executable, "-m", "harness.mock", "--port", port, *timing]
+        subprocess.Popen(other, start_new_session=True, preexec_fn=_end_with_us)
+        time.sleep(600)
     if fault == "deaf":
         time.sleep(600)
     if fault == "slow":
         time.sleep(4)
     timing = ["--ttft", "0.02", "--gap", os.environ.get("GAP", "0.005")]
     os.execv(sys.executable, [sys.executable, "-m", "harness.mock", "--port", port, *timing])
+
+
+def _end_with_us() -> None:
+    """A process group of its own, which nobody stops: so that a test leaves nothing."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":
