@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 
 from tuner.service.answers import AuditedMove, Move
-from tuner.service.look import Shown
 from tuner.service.names import STATE
 from tuner.service.store import make_folder
+from tuner.service.workerblock import Shown
 
 MAX_SHOWN = 1000
 

@@ -6,9 +6,8 @@ figures of such a server are not shown.
 
 from __future__ import annotations
 
-import math
 import time
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -16,61 +15,10 @@ from harness.endpoint import Endpoint, specpivot_block
 from harness.errors import one_line
 from harness.proof import Steps, identity, simulation_of, steps_between, worker_of
 from patched_worker.policy import NEVER_DISABLE
-from tuner.service.answers import Autopilot, AutopilotState, Server, ServerState
+from tuner.service.answers import Server, ServerState
+from tuner.service.workerblock import Block, autopilot_of, block_of, read_back
 
 MISSES = 3  # looks without /server_info before a server that had it is one that lacks it
-# The worker's words for the autopilot, and ours.
-AUTOPILOT: dict[str, AutopilotState] = {"held": "off", "dry_run": "dry_run", "auto": "on"}
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-
-
-class Row(msgspec.Struct, frozen=True):
-    """Decode steps at one batch and state."""
-
-    batch: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
-    state: Literal["on", "off"]
-    steps: Count
-    tokens: Count
-    seconds: Annotated[float, msgspec.Meta(ge=0)]
-
-
-class ShownMove(msgspec.Struct, frozen=True):
-    """A move of the autopilot, after so many decode steps."""
-
-    step: Count
-    old: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
-    new: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
-    reason: Annotated[str, msgspec.Meta(max_length=1000)]
-    dry_run: bool
-
-
-class Shown(msgspec.Struct, frozen=True):
-    """What a patched worker says of its autopilot."""
-
-    state: Literal["held", "auto", "dry_run"]
-    bounds: tuple[Annotated[int, msgspec.Meta(ge=0, le=2**31)], Annotated[int, msgspec.Meta(ge=0, le=2**31)] | None]
-    steps: Count
-    moves: Annotated[list[ShownMove], msgspec.Meta(max_length=100)]
-    interval: tuple[float | None, float | None] = (None, None)
-
-
-class Block(msgspec.Struct, frozen=True):
-    """What a patched worker must say of itself to be believed."""
-
-    worker: Annotated[str, msgspec.Meta(max_length=200)]
-    threshold: Annotated[int, msgspec.Meta(ge=NEVER_DISABLE, le=2**31)]
-    resume_at: Annotated[int, msgspec.Meta(ge=-1, le=2**31)] | None
-    min_dwell: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
-    policy_id: str
-    steps_on: Count
-    steps_off: Count
-    switches: Count
-    by_batch: list[Row]
-    ungated: Count = 0
-    last_error: str | None = None
-    ranks_agree: bool | None = None
-    autopilot: Shown | None = None
-    rungs: list[Any] = []
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -147,28 +95,6 @@ def judged(before: Told, seen: Seen, job: str | None, now_s: float) -> Told:
     return Told(server, seen)
 
 
-def block_of(info: dict[str, Any] | None) -> Block | None:
-    """The patched worker's report, checked; None where the server is not patched.
-
-    Raises:
-        ValueError: it cannot be true.
-    """
-    raw = specpivot_block(info)
-    if raw is None:
-        return None
-    try:
-        block = msgspec.convert(raw, Block)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"its specpivot block cannot be true: {error}") from error
-    for state, counted in (("on", block.steps_on), ("off", block.steps_off)):
-        by_batch = sum(row.steps for row in block.by_batch if row.state == state)
-        if by_batch != counted:
-            raise ValueError(f"it counts {counted} steps {state}, but {by_batch} by batch")
-    if not all(math.isfinite(row.seconds) for row in block.by_batch):
-        raise ValueError("its specpivot block holds times without end")
-    return block
-
-
 def _believed(old: Server, last: Seen | None, seen: Seen, now_s: float, job: str | None) -> Server:
     block = block_of(seen.info)
     worker, _ = worker_of(seen.info)
@@ -190,17 +116,18 @@ def _believed(old: Server, last: Seen | None, seen: Seen, now_s: float, job: str
 
 
 def _from_block(server: Server, block: Block, last: Seen | None, seen: Seen) -> Server:
+    held = read_back(block)
     server = msgspec.structs.replace(
         server,
         problem=_complaint(block),
-        threshold=None if block.threshold == NEVER_DISABLE else block.threshold,
-        resume_at=block.resume_at if block.resume_at and block.resume_at > 0 else None,
-        min_dwell=block.min_dwell,
+        threshold=held.threshold,
+        resume_at=held.resume_at,
+        min_dwell=held.min_dwell,
         switches=block.switches,
         steps_on=block.steps_on,
         steps_off=block.steps_off,
         ungated=block.ungated,
-        autopilot=_autopilot(block.autopilot),
+        autopilot=autopilot_of(block.autopilot),
     )
     before = specpivot_block(last.info) if last is not None else None
     if last is None or before is None:
@@ -213,10 +140,6 @@ def _from_block(server: Server, block: Block, last: Seen | None, seen: Seen) -> 
     if before.get("policy_id") == block.policy_id and len(block.rungs) < 2 and not _autopilot_tries(block):
         _refuse_wrong_state(steps, block.threshold)
     return _with_steps(server, steps, seen.at_s - last.at_s)
-
-
-def _autopilot(shown: Shown | None) -> Autopilot:
-    return Autopilot() if shown is None else Autopilot(AUTOPILOT[shown.state], list(shown.bounds))
 
 
 def _complaint(block: Block) -> str | None:

@@ -14,11 +14,11 @@ from patched_worker.autopilot import MAX_KEY, MIN_KEY, MODE_KEY, Mode
 from patched_worker.policy import NEVER_DISABLE, Policy, Rung
 from tuner.service import answers
 from tuner.service.asked import ApplyRun, ApplyThreshold, NewServer, SetAutopilot
-from tuner.service.look import AUTOPILOT, Block
 from tuner.service.refusal import Refusal
 from tuner.service.registry import endpoint
 from tuner.service.run_routes import recommended_folder
 from tuner.service.service import Service
+from tuner.service.workerblock import Block, autopilot_of, converted, read_back
 
 MODES: dict[answers.AutopilotState, Mode] = {"off": Mode.HELD, "on": Mode.AUTO, "dry_run": Mode.DRY_RUN}
 
@@ -94,7 +94,7 @@ def commanded(server: NewServer, order: SetAutopilot) -> answers.Autopilot:
             return answers.Autopilot()
     block = _checked(where.set_numbers(values, "autopilot"))
     shown = block.autopilot
-    held = answers.Autopilot() if shown is None else answers.Autopilot(AUTOPILOT[shown.state], list(shown.bounds))
+    held = autopilot_of(shown)
     if held.state != order.state or (order.bounds is not None and shown is not None and shown.bounds != order.bounds):
         why = block.last_error or f"it says {held.state}, bounds {held.bounds}"
         raise UserError(f"{server.name} did not set its autopilot: {why}; its worker must be one that has an autopilot")
@@ -110,30 +110,19 @@ def applied(server: NewServer, policy: Policy) -> answers.Applied:
     where = endpoint(server)
     asked = answers.Asked(policy.threshold, policy.resume_at or None, policy.min_dwell)
     try:
-        return answers.Applied(asked, _read_back(where.set_policy(policy)), True)
+        return answers.Applied(asked, read_back(_checked(where.set_policy(policy))), True)
     except UserError:
         held = specpivot_block(where.server_info())
         if held is None:
             raise
-        return answers.Applied(asked, _read_back(held), False)
+        return answers.Applied(asked, read_back(_checked(held)), False)
 
 
 def _checked(held: dict[str, Any]) -> Block:
     try:
-        return msgspec.convert(held, Block)
-    except msgspec.ValidationError as error:
-        raise UserError(f"what the server says of its policy cannot be true: {error}; look at its log") from error
-
-
-def _read_back(held: dict[str, Any]) -> answers.ReadBack:
-    block = _checked(held)
-    return answers.ReadBack(
-        threshold=None if block.threshold == NEVER_DISABLE else block.threshold,
-        resume_at=block.resume_at if block.resume_at and block.resume_at > 0 else None,
-        min_dwell=block.min_dwell,
-        policy_id=block.policy_id,
-        last_error=block.last_error,
-    )
+        return converted(held)
+    except ValueError as error:
+        raise UserError(f"the server cannot be believed: {error}; look at its log") from error
 
 
 async def _policy(service: Service, body: ApplyRun | ApplyThreshold) -> Policy:

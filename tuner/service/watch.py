@@ -14,9 +14,10 @@ from harness.proof import identity
 from tuner.service.answers import Autopilot, Server
 from tuner.service.asked import NewServer
 from tuner.service.audit import Audit
-from tuner.service.look import Seen, Told, block_of, judged, look, unseen
+from tuner.service.look import Seen, Told, judged, look, unseen
 from tuner.service.refusal import Refusal
 from tuner.service.registry import MAX_SERVERS, Registry, endpoint
+from tuner.service.workerblock import block_of
 
 logger = logging.getLogger(__name__)
 

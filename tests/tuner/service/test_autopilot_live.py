@@ -14,7 +14,7 @@ from patched_worker import autopilot
 from patched_worker.policy import Policy
 from tests.tuner.service.services import call, serving, simulating, until
 from tuner.service import server_routes
-from tuner.service.look import AUTOPILOT, ShownMove
+from tuner.service.workerblock import AUTOPILOT, ShownMove
 
 
 def test_every_mode_of_the_autopilot_has_a_word() -> None:

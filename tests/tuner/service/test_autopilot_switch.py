@@ -18,8 +18,8 @@ from tests.harness.faulty import talking
 from tests.tuner.service.services import call, serving, until
 from tuner.service.asked import SetAutopilot
 from tuner.service.audit import Audit
-from tuner.service.look import Shown, ShownMove
 from tuner.service.server_routes import MODES
+from tuner.service.workerblock import Shown, ShownMove
 
 WORDS = ["held", "auto", "dry_run"]
 
