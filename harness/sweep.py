@@ -24,6 +24,7 @@ from harness.config import SweepConfig
 from harness.errors import UserError
 from harness.load import require_files_for
 from harness.manifest import new_manifest, record_servers, workload_of
+from harness.pace import Pace
 from harness.records import PATCHED_VARIANTS, LevelRow, PointKey, RequestRecord, Variant
 from harness.runfolder import RunFolder, RunWriter, WriteFailed
 from harness.servers import Server, attach, running
@@ -36,7 +37,7 @@ class Reporter(Protocol):
 
     def say(self, line: str) -> None: ...
     def plan(self, points: int, seconds: float) -> None: ...
-    def point(self, key: PointKey, seconds_in: float) -> None: ...
+    def point(self, key: PointKey, left_s: float) -> None: ...
     def row(self, row: LevelRow) -> None: ...
 
 
@@ -147,11 +148,16 @@ def _run_phase(
         return
     with opened(config, plans, writer, workload_of(config), reporter, keys, stop) as bench:
         todo = [key for key in todo if key.variant in bench.servers]
-        reporter.plan(len(todo), len(todo) * point_seconds(config))
-        for key in todo:
+        pace = Pace(config, writer.rows)
+        reporter.plan(len(todo), pace.points_s(key.concurrency for key in todo))
+        for number, key in enumerate(todo, start=1):
             if stop.is_set():
                 return
-            reporter.row(bench.measure(key, policy_of(key.variant, config), _progress(reporter, key)))
+            end_s = pace.points_s(later.concurrency for later in todo[number:])
+            told = countdown(reporter, key, pace.point_s(key.concurrency), end_s)
+            with pace.watching(key.concurrency):
+                row = bench.measure(key, policy_of(key.variant, config), told)
+            reporter.row(row)
 
 
 @contextmanager
@@ -180,13 +186,14 @@ def opened(
         yield bench
 
 
-def _progress(reporter: Reporter, key: PointKey) -> Callable[[float], None]:
-    return lambda seconds: reporter.point(key, seconds)
+def countdown(reporter: Reporter, key: PointKey, point_s: float, after_s: float = 0.0) -> Callable[[float], None]:
+    """Tell how much time is left as a point goes on.
 
-
-def point_seconds(config: SweepConfig) -> float:
-    """About how long a point takes, in seconds of ours."""
-    return config.point_s
+    Args:
+        point_s: what the point will take.
+        after_s: what follows it.
+    """
+    return lambda seconds_in: reporter.point(key, max(0.0, point_s - seconds_in) + after_s)
 
 
 @contextmanager

@@ -3,71 +3,49 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from time import monotonic as now_s
 
 from harness.config import SweepConfig
 from harness.errors import UserError
-from harness.sweep import point_seconds
 from harness.variants import server_plans
 from tuner.asked import TuneOptions
 from tuner.combinations import Combination, wanted
 from tuner.hysteresis import FEWEST_ROUNDS, MOST_ROUNDS, WAVES, points_needed
 from tuner.knobs import HYSTERESIS, ranks_hysteresis
 
-START_S = {"model": 120.0, "sim": 6.0, "attach": 0.0}  # until servers are up and warm, first time on a machine
+START_S = {"model": 160.0, "sim": 6.0, "attach": 0.0}  # until servers are up and warm, first time on a machine
 FINISH_S, FINISH_SHARE = 20.0, 0.1  # kept for stopping servers, intervals and plots
 HYSTERESIS_WORDS = {"resume_at": "resume points", "min_dwell": "dwells"}
 
 
 class Budget:
-    """The wall-clock time of a tuning, from its command on, counted in points.
+    """The wall-clock time of a tuning, from its command on.
 
     Args:
         total_s: what there is; a little of it is kept for the end.
-        point_s: what a point takes at first guess; later the mean of those measured.
         spent_s: what an interrupted tuning has used.
     """
 
-    def __init__(self, total_s: float, point_s: float, spent_s: float = 0.0) -> None:
+    def __init__(self, total_s: float, spent_s: float = 0.0) -> None:
         self._began = now_s() - spent_s
         self._ends = self._began + total_s - min(FINISH_S, FINISH_SHARE * total_s)
-        self._point_s = point_s
-        self._measuring_s = 0.0
-        self._points = 0
-
-    def left(self) -> float:
-        """Points that can still be measured."""
-        return max(0.0, self.left_s) / self.point_s
 
     @property
     def left_s(self) -> float:
-        return self._ends - now_s()
+        return max(0.0, self._ends - now_s())
 
     @property
     def spent_s(self) -> float:
         """Of the whole tuning, in all its lives; a part of a budget says the same."""
         return now_s() - self._began
 
-    @property
-    def point_s(self) -> float:
-        return self._measuring_s / self._points if self._points >= 3 else self._point_s
-
     def part(self, seconds: float) -> Budget:
         """The next so many seconds of it, as a budget of their own."""
-        share = Budget(seconds, self.point_s)
+        share = Budget(seconds)
         share._began = self._began
         share._ends = min(now_s() + seconds, self._ends)
         return share
-
-    @contextmanager
-    def spending(self) -> Iterator[None]:
-        """One point is measured inside."""
-        began_s = now_s()
-        yield
-        self._measuring_s += now_s() - began_s
-        self._points += 1
 
 
 def check_budget(config: SweepConfig, options: TuneOptions) -> None:
@@ -85,17 +63,18 @@ def check_budget(config: SweepConfig, options: TuneOptions) -> None:
         raise UserError(
             "simulated servers draft chains, topk 1: give topk=1 or leave it out (--search topk alone tries trees too)"
         )
-    levels, point_s = len(config.concurrency), point_seconds(config)
+    levels = len(config.concurrency)
     if combinations:
         points, starts = levels + 2 * 2 * levels, 3
         what = "the reference and two combinations"
     else:
         points, starts = len(config.variants) * levels, _starts_in_turn(config)
         what = "one pass over the levels"
+    need_s, start_s = points * config.point_s, starts * START_S[kind_of(config)]
     if ranks_hysteresis(options.search):
         points += points_needed(2)
+        need_s += points_needed(2) * config.point_s_at(config.max_concurrency)
         what += " and two rules under waves"
-    need_s, start_s = points * point_s, starts * START_S[kind_of(config)]
     if options.budget_s < need_s + start_s:
         raise UserError(
             f"--budget of {minutes(options.budget_s)} is too short: {what} takes {points} points,"
@@ -108,16 +87,17 @@ def plan(config: SweepConfig, options: TuneOptions) -> list[str]:
     """What will be done, and how long it takes, in lines for people."""
     combinations = wanted(config, options.search)
     start_s = (1 + len(combinations) if combinations else _starts_in_turn(config)) * START_S[kind_of(config)]
-    total = int(max(0.0, options.budget_s - start_s) / point_seconds(config))
+    total = int(max(0.0, options.budget_s - start_s) / config.point_s)
     starts = 0 if config.attach else 1 + len(combinations) if combinations else len(server_plans(config))
     began = f"{starts} server starts (about {minutes(start_s)} in all)" if starts else "no server start"
-    lines = [f"plan: {began} and up to {total} points of {point_seconds(config):.0f} s, in {minutes(options.budget_s)}"]
+    lines = [f"plan: {began} and up to {total} points of {_lengths(config)}, in {minutes(options.budget_s)}"]
     if combinations:
         lines += _combinations_planned(combinations, config, options)
     else:
         first = len(config.variants) * len(config.concurrency)
         lines.append(
-            f"  {first} points: one pass over {len(config.concurrency)} levels of {', '.join(config.variants)}"
+            f"  {first} points, about {minutes(first * config.point_s)}: one pass over {len(config.concurrency)} levels"
+            f" of {', '.join(config.variants)}"
         )
     lines += [
         "  then replicas of eagle3 and forced_off around the pivot, until it is sharp",
@@ -135,8 +115,8 @@ def plan(config: SweepConfig, options: TuneOptions) -> list[str]:
 def _combinations_planned(combinations: Sequence[Combination], config: SweepConfig, options: TuneOptions) -> list[str]:
     """The combinations, and how many of them the budget reaches for."""
     levels, start_s = len(config.concurrency), START_S[kind_of(config)]
-    reference_s = start_s + levels * point_seconds(config)
-    each_s = start_s + 2 * levels * point_seconds(config)
+    reference_s = start_s + levels * config.point_s
+    each_s = start_s + 2 * levels * config.point_s
     reached = min(len(combinations), int((options.budget_s - reference_s) / each_s))
     shown = ", ".join(c.name for c in combinations)
     lines = [
@@ -148,6 +128,12 @@ def _combinations_planned(combinations: Sequence[Combination], config: SweepConf
         all_s = reference_s + len(combinations) * each_s
         lines.append(f"  the budget reaches for {reached} of them, the first ones; all take {minutes(all_s)} at least")
     return lines
+
+
+def _lengths(config: SweepConfig) -> str:
+    """How long points take, from the smallest level to the largest."""
+    short, long = (round(config.point_s_at(level)) for level in (min(config.concurrency), config.max_concurrency))
+    return f"{short} s" if short == long else f"{short} to {long} s"
 
 
 def kind_of(config: SweepConfig) -> str:

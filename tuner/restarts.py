@@ -20,6 +20,7 @@ from optuna.distributions import CategoricalDistribution
 from harness.config import SweepConfig
 from harness.errors import UserError
 from harness.manifest import workload_of
+from harness.pace import Pace
 from harness.runfolder import LEVELS, REQUESTS, RunFolder, RunWriter, WriteFailed
 from harness.sweep import opened
 from harness.variants import server_plans
@@ -86,7 +87,7 @@ def compare(config: SweepConfig, writer: RunWriter, session: Session) -> Compare
     for number, combination in enumerate(asked):
         title = combination.name
         share_s = session.budget.left_s / (len(asked) - number)
-        if share_s < least_s(config, session.budget.point_s) and not (writer.path / title / FOUND).exists():
+        if share_s < least_s(config, session.pace) and not (writer.path / title / FOUND).exists():
             failed[title] = "the budget did not reach for it"
             continue
         session.note(writer, f"combination {number + 1} of {len(asked)}: {title}")
@@ -112,9 +113,9 @@ def compare(config: SweepConfig, writer: RunWriter, session: Session) -> Compare
     return compared
 
 
-def least_s(config: SweepConfig, point_s: float) -> float:
+def least_s(config: SweepConfig, pace: Pace) -> float:
     """The least time of one combination: a start, and one pass over the levels."""
-    return START_S[kind_of(config)] + 2 * len(config.concurrency) * point_s
+    return START_S[kind_of(config)] + 2 * pace.points_s(config.concurrency)
 
 
 def keep_points(compared: Compared, writer: RunWriter) -> None:
@@ -176,7 +177,7 @@ def _measure_reference(config: SweepConfig, writer: RunWriter, session: Session)
     workload = SharedRequests(**msgspec.structs.asdict(workload_of(config)))
     plans = server_plans(alone)
     with opened(alone, plans, writer, workload, session.reporter, session.keys, session.stop) as bench:
-        session.reporter.plan(len(config.concurrency), len(config.concurrency) * session.budget.point_s)
+        session.reporter.plan(len(config.concurrency), session.pace.points_s(config.concurrency))
         reference_block(measurer(bench, session), alone, variant, list(writer.rows))
 
 

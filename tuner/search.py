@@ -35,7 +35,12 @@ TRIAL_REPEATS = 1000  # repeats of trial n are (n + 1) * TRIAL_REPEATS + r, so t
 CONFIRMATION = TRIAL_REPEATS - 1  # repeat of the last check of what is kept
 ATTEMPTS = 2  # at a point of the first pass that is not usable
 MOST_ATTEMPTS = 4  # where the largest level lacks a pair: no answer of the lower ones holds there
-TRIAL_SHARE = 0.25  # of the load that is left after the first pass
+TRIAL_SHARE = 0.25  # of the budget that is left after the first pass
+
+
+def one(concurrency: int) -> float:
+    """Every point costs alike."""
+    return 1.0
 
 
 class Aim(msgspec.Struct, frozen=True):
@@ -48,6 +53,7 @@ class Aim(msgspec.Struct, frozen=True):
         slack: of the latency constraint.
         weights: traffic histogram; None counts every level alike.
         seed: of Optuna's sampler and of the bootstrap.
+        cost: of a point at a concurrency, in what the budget is counted in; by default that is points.
     """
 
     concurrency: tuple[int, ...]
@@ -56,6 +62,11 @@ class Aim(msgspec.Struct, frozen=True):
     slack: float = 0.05
     weights: Mapping[int, float] | None = None
     seed: int = 0
+    cost: Callable[[int], float] = one
+
+    def costs(self, levels: Iterable[int]) -> float:
+        """What so many points cost together."""
+        return sum(map(self.cost, levels))
 
     def curves(self, rows: Iterable[LevelRow], fit: Pivot) -> Curves:
         """Rows arranged for judging thresholds; levels that were added between others carry no weight."""
@@ -103,7 +114,7 @@ def search(
         aim: what is tuned.
         study: see `study.open_study`.
         rows: earlier measurements; grows.
-        left: how many points the budget still allows.
+        left: what the budget still allows, in the unit of `aim.cost`.
         note: told of each stage.
         mine: this tuner's name among those that share the study.
         still: whether to go on with curves that are known so far.
@@ -114,8 +125,8 @@ def search(
     recovered = recover(study, mine)
     if recovered:
         note(f"{recovered} interrupted trials are queued again")
-    spare = max(0.0, left() - len(_missing(aim, rows)))
-    reserve = len(aim.concurrency) + (TRIAL_SHARE * spare if aim.trials else 0.0)
+    spare = max(0.0, left() - aim.costs(level for _, level, _ in _missing(aim, rows)))
+    reserve = aim.costs(aim.concurrency) + (TRIAL_SHARE * spare if aim.trials else 0.0)
     fit, reason = replicate(measure, aim, rows, left, reserve, note, still)
     if fit is None:
         return None
@@ -143,7 +154,7 @@ def replicate(
     note: Note = lambda line: None,
     still: Callable[[Pivot], bool] = lambda fit: True,
 ) -> tuple[Pivot | None, str]:
-    """One pass over all levels, then replicas around the pivot until it is sharp or only `reserve` points are left.
+    """One pass over all levels, then replicas around the pivot until it is sharp or only `reserve` is left.
 
     Returns:
         The pivot (None where nothing can be fitted), and what ended it.
@@ -155,7 +166,7 @@ def replicate(
         if attempt and missing:
             note(_spoilt(missing, rows))
         for variant, level, repeat in missing:
-            if left() < 1:
+            if left() < aim.cost(level):
                 return pivot(rows, aim.reference, aim.seed), "budget"
             rows.append(measure(variant, fixed_policy(variant), level, repeat))
     while (fit := pivot(rows, aim.reference, aim.seed)) is not None:
@@ -164,7 +175,7 @@ def replicate(
         if _noise_is_known(fit) and sharp(fit):
             return fit, "sharp"
         wanted = next_round(fit, rows)
-        if left() - reserve < 2 * len(wanted):
+        if left() - reserve < 2 * aim.costs(wanted):
             return fit, "budget"
         note(f"replicas at C={', '.join(map(str, wanted))}: the pivot lies in {span(*fit.interval)}")
         taken = _round(measure, wanted, rows)
@@ -189,7 +200,7 @@ def run_trials(
     low, high = search_range(fit)
     promised = objective.score(curves, fit.threshold)
     while len(trials_of(study)) < aim.trials:
-        if left() - len(aim.concurrency) < len(trial_levels(curves, fit, high)):
+        if left() - aim.costs(aim.concurrency) < aim.costs(trial_levels(curves, fit, high)):
             return "budget"
         trial = study.ask()
         trial.set_user_attr("tuner", mine)
@@ -226,7 +237,7 @@ def confirm(
     curves = aim.curves(rows, fit)
     done = {row.concurrency: row for row in usable(rows) if row.repeat == CONFIRMATION and row.threshold == threshold}
     todo = [level for level in aim.concurrency if level not in done and level in curves.batches]
-    if left() < len(todo):
+    if left() < aim.costs(todo):
         return None
     if todo:
         note(f"last check: threshold {threshold} live, at every level")

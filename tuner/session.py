@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from harness.config import SweepConfig
 from harness.errors import UserError
 from harness.load import require_files_for
 from harness.manifest import new_manifest, workload_of
+from harness.pace import Pace
 from harness.records import LevelRow, Manifest, PointKey, Variant, VariantRecord
 from harness.runfolder import RunWriter
 from harness.sweep import Keys, Reporter, opened
@@ -36,7 +38,8 @@ from tuner.knobs import ranks_hysteresis
 from tuner.search import ATTEMPTS, CONFIRMATION, TRIAL_REPEATS, Aim, Found, search
 from tuner.study import JOURNAL, open_study, storage_of
 
-HYSTERESIS_SHARE = 0.4  # of the points that are left after the first pass, at most
+HYSTERESIS_SHARE = 0.4  # of the time that is left after the first pass, at most
+Measured = Callable[[], LevelRow]
 
 
 class Stopped(Exception):
@@ -48,23 +51,28 @@ class Session:
     """What a whole tuning shares, however many servers it starts.
 
     Attributes:
+        pace: what points take.
         command: the command line, for manifests.
         stop: set to end the point in progress, and the tuning.
     """
 
     options: TuneOptions
     budget: Budget
+    pace: Pace
     reporter: Reporter
     keys: Keys
     command: Sequence[str]
     stop: threading.Event
 
-    def point(self, writer: RunWriter, point: str, measure: Callable[[], LevelRow]) -> LevelRow:
+    def point(
+        self, writer: RunWriter, point: str, watching: AbstractContextManager[None], measure: Measured
+    ) -> LevelRow:
         """Take one point within the budget.
 
         Args:
             writer: the run folder that has the logs of its server.
             point: its name, for people.
+            watching: learns how long it takes.
             measure: takes it.
 
         Raises:
@@ -73,7 +81,7 @@ class Session:
         """
         if self.stop.is_set():
             raise Stopped
-        with self.budget.spending():
+        with watching:
             row = measure()
         note_history(writer.path, "point", point=point, verdict=row.verdict, spent_s=self.budget.spent_s)
         if self.stop.is_set():
@@ -108,7 +116,15 @@ def live(
     """
     options, rows = session.options, list(writer.rows)
     workload = SharedRequests(**msgspec.structs.asdict(workload_of(config)))
-    aim = Aim(config.concurrency, reference_of(config), options.trials, options.slack, options.weights, config.seed)
+    aim = Aim(
+        config.concurrency,
+        reference_of(config),
+        options.trials,
+        options.slack,
+        options.weights,
+        config.seed,
+        session.pace.point_s,
+    )
     study = open_study(storage_of(options.storage or writer.path / JOURNAL), options.study, config.seed)
     for plans in _blocks(config, rows):
         with opened(config, plans, writer, workload, session.reporter, session.keys, session.stop) as bench:
@@ -131,14 +147,14 @@ def _search(
 ) -> Found | None:
     """The threshold, then (where asked) its hysteresis, on servers that are up."""
     budget, writer = session.budget, bench.writer
-    session.reporter.plan(int(budget.left()), budget.left_s)
-    kept_back = _kept_back(session.options, budget.left() - _first_pass(bench.config, rows))
+    session.reporter.plan(int(budget.left_s / session.pace.mean_s), budget.left_s)
+    kept_back = _kept_back(bench.config, session, rows)
     found = search(
         measurer(bench, session),
         aim,
         study,
         rows,
-        lambda: budget.left() - kept_back,
+        lambda: budget.left_s - kept_back,
         lambda line: session.note(writer, line),
         _my_name(writer),
         still,
@@ -160,17 +176,19 @@ def _hysteresis(bench: Bench, found: Found, rows: Sequence[LevelRow], session: S
     wanted = waves.waves_around(rows, found.fit.off, threshold, config.warmup_s, config.duration_s)
     session.note(bench.writer, f"resume points and dwells of threshold {threshold}: {waves.in_words(wanted)}")
     with waves.wave_bench(bench, wanted, threshold, session.command, session.stop) as (under, measure):
+        pace, level = Pace(config, under.writer.rows), under.config.max_concurrency
 
         def take(policy: Policy, wave: Wave, round_: int, candidate: int) -> LevelRow:
             point = f"{wave} of round {round_ + 1}, resume at {policy.resume_at}, {policy.min_dwell} steps"
-            return session.point(bench.writer, point, lambda: measure(policy, wave, round_, candidate))
+            watching = pace.watching(level)
+            return session.point(bench.writer, point, watching, lambda: measure(policy, wave, round_, candidate))
 
         ranked = hysteresis.rank(
             take,
             threshold,
             hysteresis.design(threshold, session.options.search, session.options.trials),
             list(under.writer.rows),
-            session.budget.left,
+            lambda: session.budget.left_s / pace.point_s(level),
             lambda line: session.note(bench.writer, line),
         )
     if ranked is None:
@@ -181,18 +199,17 @@ def _hysteresis(bench: Bench, found: Found, rows: Sequence[LevelRow], session: S
     return ranked
 
 
-def _first_pass(config: SweepConfig, rows: Sequence[LevelRow]) -> int:
-    """Points of the first pass that are not measured yet."""
-    have = {(row.variant, row.concurrency) for row in rows if row.usable}
-    return sum((v, c) not in have for v in config.variants for c in config.concurrency)
-
-
-def _kept_back(options: TuneOptions, spare: float) -> float:
-    """Points that are left alone for ranking hysteresis; 0 where that is not asked."""
+def _kept_back(config: SweepConfig, session: Session, rows: Sequence[LevelRow]) -> float:
+    """Seconds that are left alone for ranking hysteresis; 0 where that is not asked."""
+    options = session.options
     if not ranks_hysteresis(options.search):
         return 0.0
+    have = {(row.variant, row.concurrency) for row in rows if row.usable}
+    missing = [c for c in config.concurrency for v in config.variants if (v, c) not in have]
+    spare_s = session.budget.left_s - session.pace.points_s(missing)
+    wave_s = session.pace.point_s(config.max_concurrency)
     most = hysteresis.MOST_ROUNDS * len(hysteresis.WAVES) * (1 + options.trials)
-    return max(1.0, min(HYSTERESIS_SHARE * spare, most))
+    return max(wave_s, min(HYSTERESIS_SHARE * spare_s, most * wave_s))
 
 
 def tune_manifest(config: SweepConfig, options: TuneOptions, command: Sequence[str]) -> Manifest:
@@ -210,18 +227,18 @@ Take = Callable[[Variant, Policy | None, int, int], LevelRow]
 def measurer(bench: Bench, session: Session) -> Take:
     """How `search` takes a point on servers that are up."""
 
+    def told(key: PointKey) -> Callable[[float], None]:
+        return lambda seconds_in: session.reporter.point(key, session.budget.left_s)
+
     def take(variant: Variant, policy: Policy | None, concurrency: int, repeat: int) -> LevelRow:
         key = PointKey(variant, concurrency, repeat)
-        row = session.point(bench.writer, str(key), lambda: bench.measure(key, policy, _progress(session, key)))
+        watching = session.pace.watching(concurrency)
+        row = session.point(bench.writer, str(key), watching, lambda: bench.measure(key, policy, told(key)))
         # Numbers that keep trials apart mean nothing to people.
         session.reporter.row(msgspec.structs.replace(row, repeat=1) if repeat >= CONFIRMATION else row)
         return row
 
     return take
-
-
-def _progress(session: Session, key: PointKey) -> Callable[[float], None]:
-    return lambda seconds: session.reporter.point(key, seconds)
 
 
 def reference_block(take: Take, config: SweepConfig, variant: Variant, rows: list[LevelRow]) -> None:

@@ -11,9 +11,10 @@ import optuna
 from harness.config import SweepConfig
 from harness.errors import UserError
 from harness.load import require_files_for
+from harness.pace import Pace
 from harness.records import Manifest, Variant
 from harness.runfolder import RunFolder, RunWriter
-from harness.sweep import Keys, Reporter, interruptible, point_seconds
+from harness.sweep import Keys, Reporter, interruptible
 from tuner import recommend
 from tuner.asked import TuneOptions, TuneOutcome
 from tuner.budget import Budget, check_budget, plan
@@ -55,13 +56,14 @@ def run_tune(
     check_budget(config, options)
     require_files_for(config.max_concurrency, config.client_workers)
     spent_s = since_s + (spent_before(out) if resume else 0.0)
-    budget = Budget(options.budget_s, point_seconds(config), spent_s)
+    budget = Budget(options.budget_s, spent_s)
     manifest = tune_manifest(config, options, command)
     with _unchanged(out, manifest) if resume else RunWriter.create(out, manifest) as writer, interruptible() as stop:
         for line in plan(config, options):
             reporter.say(line)
         try:
-            found, compared = _found(config, writer, Session(options, budget, reporter, keys, command, stop))
+            session = Session(options, budget, Pace(config, writer.rows), reporter, keys, command, stop)
+            found, compared = _found(config, writer, session)
         except Stopped:
             return _outcome(out, None, "interrupted")
     run = RunFolder(out)

@@ -42,7 +42,7 @@ class Recorder:
     def plan(self, points: int, seconds: float) -> None:
         self.lines.append(f"{points} points")
 
-    def point(self, key: PointKey, seconds_in: float) -> None:
+    def point(self, key: PointKey, left_s: float) -> None:
         pass
 
     def row(self, row: LevelRow) -> None:

@@ -16,14 +16,15 @@ import pytest
 
 import harness.workload
 from benchmarks.worlds import Machine
-from harness.config import SweepConfig, make_config
+from harness import pace
+from harness.config import SweepConfig, load_config, make_config
 from harness.errors import UserError
 from harness.records import LevelRow, PointKey, ServerRecord, VariantRecord
 from harness.runfolder import RunFolder, RunWriter
 from harness.sweep import Keys
 from patched_worker.policy import Policy
 from tests.tuner.test_search import world
-from tuner import budget, restarts, session, tune
+from tuner import budget, restarts, session
 from tuner.asked import TuneOptions, TuneOutcome
 from tuner.history import spent_before
 from tuner.hysteresis import Candidate, Wave, design, point_number
@@ -33,7 +34,9 @@ from tuner.study import storage_of
 from tuner.tune import run_tune
 from tuner.tune_cli import seconds
 
-CONFIG = make_config({"sim": "any", "concurrency": [1, 2, 4, 8, 16, 32, 64, 128, 256], "duration": 1.0, "warmup": 0.0})
+GUESS = SweepConfig.point_s_at
+ROOT = Path(__file__).parent.parent.parent
+CONFIG = make_config({"sim": "any", "concurrency": [1, 2, 4, 8, 16, 32, 64, 128, 256], "duration": 0.5, "warmup": 0.0})
 
 
 class Quiet:
@@ -48,7 +51,7 @@ class Quiet:
     def plan(self, points: int, seconds: float) -> None:
         self.lines.append(f"{points} points")
 
-    def point(self, key: PointKey, seconds_in: float) -> None:
+    def point(self, key: PointKey, left_s: float) -> None:
         raise AssertionError("this bench reports no progress")
 
     def row(self, row: LevelRow) -> None:
@@ -58,7 +61,7 @@ class Quiet:
 class FakeBench:
     """Stands in for servers: measures a world, writes rows like the real bench."""
 
-    def __init__(self, writer: RunWriter, machine: Machine, on_point: Callable[[int], None]) -> None:
+    def __init__(self, writer: RunWriter, machine: Machine, on_point: Callable[[int, int], None]) -> None:
         self.config = CONFIG
         self.writer = writer
         self.servers: dict[str, Any] = {"baseline": None, "eagle3": None, "forced_off": None}
@@ -68,7 +71,7 @@ class FakeBench:
     def measure(self, key: PointKey, policy: Policy | None, on_progress: object) -> LevelRow:
         row = self.machine.measure(key.variant, policy, key.concurrency, key.repeat)
         self.writer.put_row(row)
-        self.on_point(self.machine.points)
+        self.on_point(self.machine.points, key.concurrency)
         return row
 
 
@@ -76,7 +79,7 @@ class FakeBench:
 def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A world in the place of servers, and a clock that points advance; `stop_at` interrupts after so many points."""
     state: dict[str, Any] = {"machine": Machine(world(noise=0.02), seed=3), "stop_at": None, "starts": 0, "clock": 0.0}
-    state |= {"started": [], "machines": {}, "point_s": 1.0}
+    state |= {"started": [], "machines": {}, "point_s": lambda level: 1.0, "start_s": 0.0}
 
     @contextmanager
     def opened(
@@ -89,24 +92,25 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         stop: threading.Event,
     ) -> Iterator[FakeBench]:
         state["starts"] += 1
+        state["clock"] += state["start_s"]
         state["workload"] = workload
         played = {v: VariantRecord("7@1") for v in ("baseline", "eagle3", "forced_off")}
         servers = {"7@1": ServerRecord("7@1", "http://127.0.0.1:1", server_args={"speculative_num_steps": 3})}
         writer.set_manifest(msgspec.structs.replace(writer.manifest, variants=played, servers=servers))
         state["started"].append((config.draft_steps, config.variants))
         machine = state["machines"].get(config.draft_steps, state["machine"])
-        yield FakeBench(writer, machine, lambda n: on_point(n, stop))
+        yield FakeBench(writer, machine, lambda n, level: on_point(n, level, stop))
 
-    def on_point(points: int, stop: threading.Event) -> None:
-        state["clock"] += state["point_s"]
+    def on_point(points: int, level: int, stop: threading.Event) -> None:
+        state["clock"] += state["point_s"](level)
         if points == state["stop_at"]:
             stop.set()
 
     for module in (session, restarts):
         monkeypatch.setattr(module, "opened", opened)
-    monkeypatch.setattr(budget, "now_s", lambda: state["clock"])
-    for module in (tune, budget):
-        monkeypatch.setattr(module, "point_seconds", lambda config: 1.0)
+    for module in (budget, pace):
+        monkeypatch.setattr(module, "now_s", lambda: state["clock"])
+    monkeypatch.setattr(SweepConfig, "point_s_at", lambda config, level: 1.0)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     return state
 
@@ -149,13 +153,37 @@ def test_interrupted_and_resumed(tmp_path: Path, lab: dict[str, Any]) -> None:
 
 def test_what_was_spent_counts_after_resumption(tmp_path: Path, lab: dict[str, Any]) -> None:
     """As the clock had it, though points took twice as long as was guessed; the time between the commands is free."""
-    lab |= {"stop_at": 35, "point_s": 2.0}
+    lab |= {"stop_at": 35, "point_s": lambda level: 2.0}
     run(tmp_path / "run", TuneOptions(budget_s=90))
     assert spent_before(tmp_path / "run") == lab["clock"] == 70.0
     lab["clock"] += 1000.0
     again, _ = run(tmp_path / "run", TuneOptions(budget_s=90), resume=True)
     assert again.recommendation is not None
     assert lab["clock"] <= 1090.0
+
+
+def test_a_budget_holds_where_large_levels_take_long(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """Around the pivot points take longer than the mean of all: no more of them begin than there is time for."""
+    lab["point_s"] = lambda level: 6.0 if level > 40 else 0.5
+    outcome, _ = run(tmp_path / "run", TuneOptions(budget_s=300))
+    assert outcome.recommendation is not None
+    assert outcome.ended == "budget"
+    assert 200 < lab["clock"] <= 300
+
+
+def test_the_tuning_of_an_h200_fits_into_a_quarter_of_an_hour(
+    tmp_path: Path, lab: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As committed, with starts as long as measured and points a fifth longer than planned: to the last live check."""
+    monkeypatch.setattr(SweepConfig, "point_s_at", GUESS)
+    config = make_config(load_config(ROOT / "results" / "configs" / "h200-0.5.16-v2-tune.toml") | {"sim": "any"})
+    lab |= {"start_s": 160.0, "point_s": lambda level: 1.2 * config.point_s_at(level)}
+    outcome = run_tune(config, TuneOptions(budget_s=900), tmp_path / "run", [], Quiet(), Keys())
+    assert outcome.recommendation is not None
+    assert outcome.recommendation.evidence["confirmed"] is not None
+    assert outcome.recommendation.evidence["trials"] > 0
+    assert lab["starts"] == 1
+    assert lab["clock"] <= 900
 
 
 def test_a_budget_that_cannot_do_is_refused_before_anything_starts(tmp_path: Path, lab: dict[str, Any]) -> None:
@@ -214,9 +242,10 @@ def test_hysteresis_is_ranked_where_it_is_asked(
                 row = lab["machine"].measure("dynamic", policy, 64, point_number(wave, round_, candidate))
                 better = (policy.resume_at, policy.min_dwell) == (favoured[0].resume_at, favoured[0].min_dwell)
                 stay = 20 * (0.9 if better else 1.0) * (1 + 0.01 * (candidate % 3 - 1))
+                lab["clock"] += 1.0
                 return msgspec.structs.replace(row, in_flight_mean=stay, switches=3)
 
-            yield FakeBench(writer, lab["machine"], lambda n: None), measure
+            yield FakeBench(writer, lab["machine"], lambda n, level: None), measure
 
     monkeypatch.setattr("tuner.waves.wave_bench", wave_bench)
     monkeypatch.setattr("tuner.waves.waves_around", lambda *about: {})
@@ -245,7 +274,7 @@ def test_a_server_that_dies_under_waves_is_named_with_its_logs(
                 row = lab["machine"].measure("dynamic", policy, 64, point_number(wave, round_, candidate))
                 return msgspec.structs.replace(row, verdict="server_died")
 
-            yield FakeBench(writer, lab["machine"], lambda n: None), measure
+            yield FakeBench(writer, lab["machine"], lambda n, level: None), measure
 
     monkeypatch.setattr("tuner.waves.wave_bench", wave_bench)
     monkeypatch.setattr("tuner.waves.waves_around", lambda *about: {})
