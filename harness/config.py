@@ -115,6 +115,12 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return DEFAULT_NUM_STEPS if self.num_steps is None else self.num_steps
 
     @property
+    def together(self) -> bool:
+        """Whether all servers are up at once; only those that are started on GPUs may not be."""
+        fit = self.resident == "together" or (self.resident == "auto" and self.tp == 1)
+        return self.model is None or fit
+
+    @property
     def max_concurrency(self) -> int:
         return max(self.concurrency)
 
@@ -224,6 +230,7 @@ _COMPLAINTS: dict[str, Callable[[SweepConfig], bool]] = {
     "give only one of --sim, --attach and --model": lambda c: (
         sum((c.sim is not None, bool(c.attach), c.model is not None)) > 1
     ),
+    "topk: simulated servers draft chains; give --topk 1, or leave it out": lambda c: c.sim is not None and c.topk != 1,
     "a speculative variant needs --draft PATH beside --model": lambda c: (
         c.model is not None and c.draft is None and not SPECULATIVE_VARIANTS.isdisjoint(c.variants)
     ),

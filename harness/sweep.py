@@ -119,8 +119,7 @@ def _phases(config: SweepConfig) -> list[Phase]:
     """All servers at once, or (where they do not fit) a reference block, each other server, the reference again."""
     plans = server_plans(config)
     repeats = tuple(range(1, config.repeats + 1))
-    together = config.resident == "together" or (config.resident == "auto" and config.tp == 1)
-    if together or config.model is None or len(plans) == 1:
+    if config.together or len(plans) == 1:
         return [(plans, repeats)]
     first, *others = plans
     half = (len(repeats) + 1) // 2
@@ -175,7 +174,7 @@ def opened(
     Raises:
         UserError: a server that every point needs could not be had.
     """
-    bench = Bench(config, writer, {}, workload, _attempts(writer.path, writer.rows), stop)
+    bench = Bench(config, writer, {}, workload, attempts_of(writer.path, writer.rows), stop)
     with _servers(config, plans, bench, reporter, keys) as found:
         bench.servers = _players(found)
         record_servers(config, writer, found, reporter.say)
@@ -229,7 +228,7 @@ def _players(found: dict[str, Server | UserError]) -> dict[Variant, Server]:
     }
 
 
-def _attempts(out: Path, rows: Iterable[LevelRow]) -> Counter[PointKey]:
+def attempts_of(out: Path, rows: Iterable[LevelRow]) -> Counter[PointKey]:
     """How often each point was begun before, whether or not it was finished."""
     attempts: Counter[PointKey] = Counter()
     lines: Iterator[LevelRow | RequestRecord] = chain(rows, RunFolder(out).requests())

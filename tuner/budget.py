@@ -55,22 +55,24 @@ def check_budget(config: SweepConfig, options: TuneOptions) -> None:
         UserError: naming the budget that it takes, or what no server can be started with.
     """
     combinations = wanted(config, options.search)
+    _check_lengths(config, options)
     if combinations and config.attach:
         raise UserError(
             "--search of num_steps, topk or draft_tokens starts servers: give --model and --draft, or --sim"
         )
-    if config.sim is not None and (config.topk != 1 or any(c.topk != 1 for c in combinations)):
+    if config.sim is not None and any(c.topk != 1 for c in combinations):
         raise UserError(
             "simulated servers draft chains, topk 1: give topk=1 or leave it out (--search topk alone tries trees too)"
         )
-    levels = len(config.concurrency)
+    levels, settings = len(config.concurrency), options.at_each_length(config)
     if combinations:
         points, starts = levels + 2 * 2 * levels, 3
         what = "the reference and two combinations"
     else:
-        points, starts = len(config.variants) * levels, _starts_in_turn(config)
-        what = "one pass over the levels"
-    need_s, start_s = points * config.point_s, starts * START_S[kind_of(config)]
+        points, starts = len(config.variants) * levels * len(settings), _starts_in_turn(config)
+        what = "one pass over the levels" + (f" at {len(settings)} context lengths" if len(settings) > 1 else "")
+    point_s = sum(each.point_s for each in settings) / len(settings)
+    need_s, start_s = points * point_s, starts * START_S[kind_of(config)]
     if ranks_hysteresis(options.search):
         points += points_needed(2)
         need_s += points_needed(2) * config.point_s_at(config.max_concurrency)
@@ -85,23 +87,26 @@ def check_budget(config: SweepConfig, options: TuneOptions) -> None:
 
 def plan(config: SweepConfig, options: TuneOptions) -> list[str]:
     """What will be done, and how long it takes, in lines for people."""
-    combinations = wanted(config, options.search)
+    combinations, settings = wanted(config, options.search), options.at_each_length(config)
+    point_s = sum(each.point_s for each in settings) / len(settings)
     start_s = (1 + len(combinations) if combinations else _starts_in_turn(config)) * START_S[kind_of(config)]
-    total = int(max(0.0, options.budget_s - start_s) / config.point_s)
+    total = int(max(0.0, options.budget_s - start_s) / point_s)
     starts = 0 if config.attach else 1 + len(combinations) if combinations else len(server_plans(config))
     began = f"{starts} server starts (about {minutes(start_s)} in all)" if starts else "no server start"
-    lines = [f"plan: {began} and up to {total} points of {_lengths(config)}, in {minutes(options.budget_s)}"]
+    lines = [f"plan: {began} and up to {total} points of {_took(settings)}, in {minutes(options.budget_s)}"]
     if combinations:
         lines += _combinations_planned(combinations, config, options)
     else:
-        first = len(config.variants) * len(config.concurrency)
+        first = len(config.variants) * len(config.concurrency) * len(settings)
         lines.append(
-            f"  {first} points, about {minutes(first * config.point_s)}: one pass over {len(config.concurrency)} levels"
-            f" of {', '.join(config.variants)}"
+            f"  {first} points, about {minutes(first * point_s)}: one pass over {len(config.concurrency)} levels"
+            f" of {', '.join(config.variants)}{_at_lengths(options)}"
         )
+    each = " of each length" if options.context_lengths else ""
     lines += [
-        "  then replicas of eagle3 and forced_off around the pivot, until it is sharp",
-        f"  then up to {options.trials} thresholds live, and {len(config.concurrency)} points to confirm what is kept",
+        f"  then replicas of eagle3 and forced_off around the pivot{each}, until it is sharp",
+        f"  then up to {options.trials} thresholds live, and {len(config.concurrency)} points to confirm what is kept"
+        f"{'; at the length with the smallest pivot' if options.context_lengths else ''}",
     ]
     if ranks_hysteresis(options.search):
         words = " and ".join(HYSTERESIS_WORDS[knob] for knob in HYSTERESIS if knob in options.search)
@@ -130,9 +135,26 @@ def _combinations_planned(combinations: Sequence[Combination], config: SweepConf
     return lines
 
 
-def _lengths(config: SweepConfig) -> str:
+def _check_lengths(config: SweepConfig, options: TuneOptions) -> None:
+    """Refuse context lengths that cannot be sent, or that would be searched beside another axis."""
+    if not options.context_lengths:
+        return
+    if config.dataset != "random":
+        raise UserError(
+            "--context-lengths makes random prompts: leave --dataset out, its prompts have their own length"
+        )
+    if options.search.keys() - {"threshold"} or options.objective != "score":
+        raise UserError("--context-lengths is searched alone and by score: leave out --search and --objective")
+
+
+def _at_lengths(options: TuneOptions) -> str:
+    return f", at context lengths {', '.join(map(str, options.context_lengths))}" if options.context_lengths else ""
+
+
+def _took(settings: Sequence[SweepConfig]) -> str:
     """How long points take, from the smallest level to the largest."""
-    short, long = (round(config.point_s_at(level)) for level in (min(config.concurrency), config.max_concurrency))
+    ends = [each.point_s_at(level) for each in settings for level in each.concurrency]
+    short, long = round(min(ends)), round(max(ends))
     return f"{short} s" if short == long else f"{short} to {long} s"
 
 
@@ -141,15 +163,9 @@ def kind_of(config: SweepConfig) -> str:
     return "model" if config.model is not None else "sim" if config.sim is not None else "attach"
 
 
-def together(config: SweepConfig) -> bool:
-    """Whether all servers are up at once."""
-    fit = config.resident == "together" or (config.resident == "auto" and config.tp == 1)
-    return bool(config.attach) or config.sim is not None or fit
-
-
 def _starts_in_turn(config: SweepConfig) -> int:
     """How often servers are waited for; those that are up together also start together."""
-    return 1 if together(config) else len(server_plans(config))
+    return 1 if config.together else len(server_plans(config))
 
 
 def minutes(seconds: float) -> str:

@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from harness.errors import UserError
 from harness.records import VARIANTS
+from harness.regular import replace_file
 from harness.runfolder import RunFolder
 from tuner.export import export, measured_server
 from tuner.levels import levels
@@ -37,10 +38,8 @@ def save_report(run: RunFolder) -> Path:
     """
     page = render(run)
     file = run.path / FILE
-    temporary = file.with_name(f".{file.name}.new")
     try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(file)
+        replace_file(file, page.encode())
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}; mend its permissions or copy the run") from error
     return file

@@ -14,7 +14,6 @@ import msgspec
 import optuna
 from optuna.trial import TrialState
 
-from harness.checks import REMEDIES
 from harness.records import LevelRow, Variant
 from patched_worker.policy import Policy
 from tuner import objective
@@ -23,9 +22,9 @@ from tuner.hysteresis import Ranked
 from tuner.judging import judge, latency_excess, trial_levels
 from tuner.levels import usable
 from tuner.objective import Curves
-from tuner.replicas import next_round, sharp
+from tuner.replicas import blind_above, missing, next_round, sharp, spoilt
 from tuner.study import LATENCY, Trial, enqueue, keep, recover, search_range, trials_of
-from tuner.words import name, span
+from tuner.words import change, name, span
 
 Measure = Callable[[Variant, Policy | None, int, int], LevelRow]
 Left = Callable[[], float]
@@ -125,7 +124,7 @@ def search(
     recovered = recover(study, mine)
     if recovered:
         note(f"{recovered} interrupted trials are queued again")
-    spare = max(0.0, left() - aim.costs(level for _, level, _ in _missing(aim, rows)))
+    spare = max(0.0, left() - aim.costs(level for _, level, _ in missing(aim.concurrency, aim.reference, rows)))
     reserve = aim.costs(aim.concurrency) + (TRIAL_SHARE * spare if aim.trials else 0.0)
     fit, reason = replicate(measure, aim, rows, left, reserve, note, still)
     if fit is None:
@@ -133,6 +132,21 @@ def search(
     if reason == "behind":
         return Found(fit.threshold, fit, (), False, None, reason)
     note(f"pivot by the curves: {name(fit.threshold)}, 90 % {span(*fit.interval)}")
+    return settle(measure, aim, study, fit, reason, rows, left, note, mine)
+
+
+def settle(
+    measure: Measure,
+    aim: Aim,
+    study: optuna.Study,
+    fit: Pivot,
+    reason: str,
+    rows: list[LevelRow],
+    left: Left,
+    note: Note = lambda line: None,
+    mine: str = "tuner",
+) -> Found:
+    """From replicated curves, ended for `reason`, to what is kept: live trials, the decision, the last check."""
     if fit.threshold:
         reason = run_trials(measure, aim, study, fit, rows, left, note, mine)
     threshold, beaten = keep(fit, trials_of(study))
@@ -160,12 +174,12 @@ def replicate(
         The pivot (None where nothing can be fitted), and what ended it.
     """
     for attempt in range(MOST_ATTEMPTS):
-        missing = _missing(aim, rows)
-        if attempt >= ATTEMPTS and not _blind_above(aim, rows):
+        todo = missing(aim.concurrency, aim.reference, rows)
+        if attempt >= ATTEMPTS and not blind_above(aim.concurrency, rows):
             break
-        if attempt and missing:
-            note(_spoilt(missing, rows))
-        for variant, level, repeat in missing:
+        if attempt and todo:
+            note(spoilt(todo, rows))
+        for variant, level, repeat in todo:
             if left() < aim.cost(level):
                 return pivot(rows, aim.reference, aim.seed), "budget"
             rows.append(measure(variant, fixed_policy(variant), level, repeat))
@@ -219,8 +233,7 @@ def run_trials(
         trial.set_user_attr("se", outcome[1])
         trial.set_constraint(LATENCY, latency_excess(curves, threshold, aim.slack))
         study.tell(trial, promised * math.exp(outcome[0]))
-        gain, se = (100 * math.expm1(value) for value in outcome)
-        note(f"trial {trial.number + 1}: threshold {threshold}, {gain:+.1f} % of score (standard error {se:.1f} %)")
+        note(f"trial {trial.number + 1}: threshold {threshold}, {change(*outcome)}")
     return "trials"
 
 
@@ -246,34 +259,6 @@ def confirm(
     rows.extend(fresh)
     good = [row for row in usable([*done.values(), *fresh]) if row.concurrency in curves.batches]
     return judge(curves, fit, threshold, good) if good else None
-
-
-def _missing(aim: Aim, rows: Iterable[LevelRow]) -> list[tuple[Variant, int, int]]:
-    """Points of the first pass that are still to be measured, variants alternating."""
-    variants: list[Variant] = ["eagle3", "forced_off"]
-    if aim.reference is not None:
-        variants.insert(0, aim.reference)
-    done = {(row.variant, row.concurrency) for row in usable(rows)}
-    points: list[tuple[Variant, int, int]] = []
-    for turn, level in enumerate(aim.concurrency):
-        order = [*variants[turn % len(variants) :], *variants[: turn % len(variants)]]
-        points += [(variant, level, 1) for variant in order if (variant, level) not in done]
-    return points
-
-
-def _blind_above(aim: Aim, rows: Iterable[LevelRow]) -> bool:
-    """Whether some level has a usable pair, but not the largest one."""
-    good = usable(rows)
-    on, off = ({row.concurrency for row in good if row.variant == v} for v in ("eagle3", "forced_off"))
-    return bool(on & off) and max(aim.concurrency) not in on & off
-
-
-def _spoilt(missing: Sequence[tuple[Variant, int, int]], rows: Iterable[LevelRow]) -> str:
-    """Which points of the first pass are measured again, and what may help."""
-    verdicts = {row.verdict for row in rows if (row.variant, row.concurrency, row.repeat) in missing}
-    told = "; ".join(f"{v}: {REMEDIES[v]}" if v in REMEDIES else v for v in sorted(verdicts))
-    points = "1 point was not usable and is" if len(missing) == 1 else f"{len(missing)} points were not usable and are"
-    return f"{points} measured once more ({told})"
 
 
 def _round(measure: Measure, wanted: Sequence[int], rows: list[LevelRow]) -> list[LevelRow]:

@@ -7,11 +7,7 @@ in study.journal, each point and stage with the time spent so far in search_hist
 from __future__ import annotations
 
 import socket
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import optuna
@@ -20,87 +16,38 @@ from harness.bench import Bench
 from harness.config import SweepConfig
 from harness.errors import UserError
 from harness.load import require_files_for
-from harness.manifest import new_manifest, workload_of
+from harness.manifest import new_manifest
 from harness.pace import Pace
 from harness.records import LevelRow, Manifest, PointKey, Variant, VariantRecord
 from harness.runfolder import RunWriter
-from harness.sweep import Keys, Reporter, opened
+from harness.sweep import opened
 from harness.variants import ServerPlan, server_plans
-from harness.workload import WorkloadPlan
 from patched_worker.policy import Policy
 from tuner import hysteresis, waves
 from tuner.asked import TuneOptions
-from tuner.budget import Budget, minutes, together
 from tuner.curves import Pivot
-from tuner.history import note_history
 from tuner.hysteresis import Ranked, Wave
 from tuner.knobs import ranks_hysteresis
-from tuner.search import ATTEMPTS, CONFIRMATION, TRIAL_REPEATS, Aim, Found, search
+from tuner.levels import reference_among
+from tuner.search import ATTEMPTS, CONFIRMATION, Aim, Found, search
+from tuner.shared import Session, shared_requests
 from tuner.study import JOURNAL, open_study, storage_of
 
 HYSTERESIS_SHARE = 0.4  # of the time that is left after the first pass, at most
-Measured = Callable[[], LevelRow]
 
 
-class Stopped(Exception):
-    """The person, or the end of the budget, ended the tuning; what was measured is kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """What a whole tuning shares, however many servers it starts.
-
-    Attributes:
-        pace: what points take.
-        command: the command line, for manifests.
-        stop: set to end the point in progress, and the tuning.
-    """
-
-    options: TuneOptions
-    budget: Budget
-    pace: Pace
-    reporter: Reporter
-    keys: Keys
-    command: Sequence[str]
-    stop: threading.Event
-
-    def point(
-        self, writer: RunWriter, point: str, watching: AbstractContextManager[None], measure: Measured
-    ) -> LevelRow:
-        """Take one point within the budget.
-
-        Args:
-            writer: the run folder that has the logs of its server.
-            point: its name, for people.
-            watching: learns how long it takes.
-            measure: takes it.
-
-        Raises:
-            Stopped: before it, or while it ran.
-            UserError: its server died or holds another policy.
-        """
-        if self.stop.is_set():
-            raise Stopped
-        with watching:
-            row = measure()
-        note_history(writer.path, "point", point=point, verdict=row.verdict, spent_s=self.budget.spent_s)
-        if self.stop.is_set():
-            raise Stopped
-        if row.verdict in ("server_died", "policy_refused"):
-            raise UserError(f"{point}: {row.verdict}; see {writer.path / 'logs'}, then --resume goes on")
-        return row
-
-    def note(self, writer: RunWriter, line: str) -> None:
-        """Tell a stage, and how much time is left."""
-        note_history(writer.path, "note", line=line, spent_s=self.budget.spent_s)
-        self.reporter.say(f"{line}  ({minutes(self.budget.left_s)} of the budget left)")
-
-
-class SharedRequests(WorkloadPlan, frozen=True):
-    """Request lists that are the same for every trial: differences between thresholds are not those of requests."""
-
-    def requests(self, concurrency: int, repeat: int) -> Iterator[Any]:
-        return super().requests(concurrency, repeat % TRIAL_REPEATS)
+def aim_of(config: SweepConfig, session: Session) -> Aim:
+    """What the search is asked, its points priced in seconds."""
+    options, reference = session.options, reference_among(config.variants)
+    return Aim(
+        config.concurrency,
+        reference,
+        options.trials,
+        options.slack,
+        options.weights,
+        config.seed,
+        session.pace.point_s,
+    )
 
 
 def live(
@@ -115,19 +62,11 @@ def live(
         still: see `search`.
     """
     options, rows = session.options, list(writer.rows)
-    workload = SharedRequests(**msgspec.structs.asdict(workload_of(config)))
-    aim = Aim(
-        config.concurrency,
-        reference_of(config),
-        options.trials,
-        options.slack,
-        options.weights,
-        config.seed,
-        session.pace.point_s,
-    )
+    aim = aim_of(config, session)
     study = open_study(storage_of(options.storage or writer.path / JOURNAL), options.study, config.seed)
-    for plans in _blocks(config, rows):
-        with opened(config, plans, writer, workload, session.reporter, session.keys, session.stop) as bench:
+    for plans in blocks(config, has_reference(config, rows)):
+        requests = shared_requests(config)
+        with opened(config, plans, writer, requests, session.reporter, session.keys, session.stop) as bench:
             take = measurer(bench, session)
             if len(plans) == 1 and plans[0].name != "speculative":
                 reference_block(take, config, plans[0].variants[0], rows)
@@ -148,7 +87,7 @@ def _search(
     """The threshold, then (where asked) its hysteresis, on servers that are up."""
     budget, writer = session.budget, bench.writer
     session.reporter.plan(int(budget.left_s / session.pace.mean_s), budget.left_s)
-    kept_back = _kept_back(bench.config, session, rows)
+    kept_back = kept_for_hysteresis(bench.config, session, rows)
     found = search(
         measurer(bench, session),
         aim,
@@ -156,10 +95,15 @@ def _search(
         rows,
         lambda: budget.left_s - kept_back,
         lambda line: session.note(writer, line),
-        _my_name(writer),
+        my_name(writer),
         still,
     )
-    if found is None or not found.threshold or not kept_back or found.reason == "behind":
+    return found if found is None or not kept_back else with_hysteresis(bench, found, rows, session)
+
+
+def with_hysteresis(bench: Bench, found: Found, rows: Sequence[LevelRow], session: Session) -> Found:
+    """What was found with its hysteresis ranked, where there is a threshold to switch at."""
+    if not found.threshold or found.reason == "behind":
         return found
     return msgspec.structs.replace(found, hysteresis=_hysteresis(bench, found, rows, session))
 
@@ -199,7 +143,7 @@ def _hysteresis(bench: Bench, found: Found, rows: Sequence[LevelRow], session: S
     return ranked
 
 
-def _kept_back(config: SweepConfig, session: Session, rows: Sequence[LevelRow]) -> float:
+def kept_for_hysteresis(config: SweepConfig, session: Session, rows: Sequence[LevelRow]) -> float:
     """Seconds that are left alone for ranking hysteresis; 0 where that is not asked."""
     options = session.options
     if not ranks_hysteresis(options.search):
@@ -224,8 +168,14 @@ def tune_manifest(config: SweepConfig, options: TuneOptions, command: Sequence[s
 Take = Callable[[Variant, Policy | None, int, int], LevelRow]
 
 
-def measurer(bench: Bench, session: Session) -> Take:
-    """How `search` takes a point on servers that are up."""
+def measurer(bench: Bench, session: Session, home: RunWriter | None = None) -> Take:
+    """How `search` takes a point on servers that are up.
+
+    Args:
+        bench: takes it.
+        session: the rest.
+        home: the run folder with the servers' logs; None where it is the bench's own.
+    """
 
     def told(key: PointKey) -> Callable[[float], None]:
         return lambda seconds_in: session.reporter.point(key, session.budget.left_s)
@@ -233,7 +183,7 @@ def measurer(bench: Bench, session: Session) -> Take:
     def take(variant: Variant, policy: Policy | None, concurrency: int, repeat: int) -> LevelRow:
         key = PointKey(variant, concurrency, repeat)
         watching = session.pace.watching(concurrency)
-        row = session.point(bench.writer, str(key), watching, lambda: bench.measure(key, policy, told(key)))
+        row = session.point(home or bench.writer, str(key), watching, lambda: bench.measure(key, policy, told(key)))
         # Numbers that keep trials apart mean nothing to people.
         session.reporter.row(msgspec.structs.replace(row, repeat=1) if repeat >= CONFIRMATION else row)
         return row
@@ -248,13 +198,18 @@ def reference_block(take: Take, config: SweepConfig, variant: Variant, rows: lis
         rows.extend([take(variant, None, level, 1) for level in config.concurrency if level not in done])
 
 
-def _blocks(config: SweepConfig, rows: Sequence[LevelRow]) -> list[tuple[ServerPlan, ...]]:
-    """All servers at once where they fit; else the reference first, and the patched server after it."""
+def blocks(config: SweepConfig, reference_done: bool) -> list[tuple[ServerPlan, ...]]:
+    """All servers at once where they fit; else the reference first, where it is not done, and the patched one after."""
     plans = server_plans(config)
-    if together(config):
+    if config.together:
         return [plans]
-    have = {row.concurrency for row in rows if row.usable and row.variant == reference_of(config)}
-    return [(plan,) for plan in plans if plan.name == "speculative" or not have >= set(config.concurrency)]
+    return [(plan,) for plan in plans if plan.name == "speculative" or not reference_done]
+
+
+def has_reference(config: SweepConfig, rows: Iterable[LevelRow]) -> bool:
+    """Whether the reference is measured at every level."""
+    have = {row.concurrency for row in rows if row.usable and row.variant == reference_among(config.variants)}
+    return have >= set(config.concurrency)
 
 
 def let_play_dynamic(bench: Bench, writer: RunWriter) -> None:
@@ -274,11 +229,6 @@ def let_play_dynamic(bench: Bench, writer: RunWriter) -> None:
     )
 
 
-def reference_of(config: SweepConfig) -> Variant | None:
-    """What an operator would otherwise run; None where it is not measured."""
-    return next((v for v in config.variants if v in ("baseline", "baseline_no_overlap")), None)
-
-
-def _my_name(writer: RunWriter) -> str:
+def my_name(writer: RunWriter) -> str:
     """This tuner's name among those that share a study: the same after a crash, another on another folder."""
     return f"{socket.gethostname()}:{writer.path.resolve()}"

@@ -18,7 +18,7 @@ def tell(found: Recommendation) -> None:
     if found.source == "simulated":
         out.print("SIMULATED: nothing below was measured", style="bold red")
     out.print(found.words["recommended"], style="bold", soft_wrap=True, markup=False)
-    for part in ("combination", "ladder", "hysteresis", "confidence", "rejected", "would_change"):
+    for part in ("combination", "contexts", "ladder", "hysteresis", "confidence", "rejected", "would_change"):
         if part in found.words:
             out.print(found.words[part], soft_wrap=True, markup=False)
     for warning in found.warnings:

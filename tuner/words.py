@@ -49,6 +49,16 @@ def span(low: int | None, high: int | None) -> str:
     return f"{ends[0]} to {ends[1]}"
 
 
+def change(gain: float, se: float) -> str:
+    """A gain in log score, with its standard error, as a share."""
+    return f"{100 * math.expm1(gain):+.1f} % of score ({error(se)})"
+
+
+def error(se: float) -> str:
+    """A standard error of a logarithm, as a share."""
+    return f"standard error {100 * se:.1f} %" if math.isfinite(se) else "error not known yet"
+
+
 def _recommended(fit: Pivot, threshold: int | None, aim: str, blind: bool) -> str:
     if aim == "throughput":
         return f"{name(threshold).capitalize()}: it reaches the highest throughput that keeps the latency constraint."

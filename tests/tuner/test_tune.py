@@ -22,17 +22,18 @@ from harness.errors import UserError
 from harness.records import LevelRow, PointKey, ServerRecord, VariantRecord
 from harness.runfolder import RunFolder, RunWriter
 from harness.sweep import Keys
-from patched_worker.policy import Policy
+from patched_worker.policy import Gate, Policy
 from tests.tuner.test_search import world
-from tuner import budget, restarts, session
+from tuner import budget, contexts, restarts, session
 from tuner.asked import TuneOptions, TuneOutcome
+from tuner.export import Server, export
 from tuner.history import spent_before
 from tuner.hysteresis import Candidate, Wave, design, point_number
 from tuner.knobs import parse_search
-from tuner.recommend import read
+from tuner.recommend import dumped, read
 from tuner.study import storage_of
 from tuner.tune import run_tune
-from tuner.tune_cli import seconds
+from tuner.tune_cli import _resumed, seconds
 
 GUESS = SweepConfig.point_s_at
 ROOT = Path(__file__).parent.parent.parent
@@ -67,6 +68,7 @@ class FakeBench:
         self.servers: dict[str, Any] = {"baseline": None, "eagle3": None, "forced_off": None}
         self.machine = machine
         self.on_point = on_point
+        self.stop = threading.Event()
 
     def measure(self, key: PointKey, policy: Policy | None, on_progress: object) -> LevelRow:
         row = self.machine.measure(key.variant, policy, key.concurrency, key.repeat)
@@ -99,15 +101,23 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         writer.set_manifest(msgspec.structs.replace(writer.manifest, variants=played, servers=servers))
         state["started"].append((config.draft_steps, config.variants))
         machine = state["machines"].get(config.draft_steps, state["machine"])
-        yield FakeBench(writer, machine, lambda n, level: on_point(n, level, stop))
+        bench = FakeBench(writer, machine, lambda n, level: on_point(n, level, stop))
+        bench.stop = stop
+        yield bench
 
     def on_point(points: int, level: int, stop: threading.Event) -> None:
         state["clock"] += state["point_s"](level)
         if points == state["stop_at"]:
             stop.set()
 
-    for module in (session, restarts):
+    def at_a_length(
+        config: SweepConfig, writer: RunWriter, servers: object, requests: object, attempts: object, stop: Any
+    ) -> FakeBench:
+        return FakeBench(writer, state["machines"][config.input_tokens], lambda n, level: on_point(n, level, stop))
+
+    for module in (session, restarts, contexts):
         monkeypatch.setattr(module, "opened", opened)
+    monkeypatch.setattr(contexts, "Bench", at_a_length)
     for module in (budget, pace):
         monkeypatch.setattr(module, "now_s", lambda: state["clock"])
     monkeypatch.setattr(SweepConfig, "point_s_at", lambda config, level: 1.0)
@@ -354,6 +364,97 @@ def test_a_combination_that_does_not_start_is_named(tmp_path: Path, lab: dict[st
     outcome, _ = run(tmp_path / "run", TuneOptions(budget_s=300, trials=1, search=parse_search("num_steps=3,5")))
     assert outcome.recommendation is not None
     assert "steps5-topk1-tokens6 (server speculative ended" in outcome.recommendation.words["combination"]
+
+
+def at_lengths(noise: float = 0.01, **gains: float) -> dict[int, Machine]:
+    """A machine for each context length: the pivot is at 113 for a gain of 1, and rises with it."""
+    return {int(name[1:]): Machine(world(noise=noise, gain=gain), seed=7) for name, gain in gains.items()}
+
+
+def test_context_lengths_are_curves_of_their_own(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """One server life; the smallest pivot is kept and tried live; the ladder follows each length's own pivot."""
+    lab["machines"] = at_lengths(t128=0.9, t2048=1.05)
+    options = TuneOptions(budget_s=220, trials=2, context_lengths=(128, 2048))
+    outcome, lines = run(tmp_path / "run", options)
+    made = outcome.recommendation
+    assert made is not None
+    assert lab["starts"] == 1
+    short, long = made.contexts
+    for pivot in (short, long):
+        truth = lab["machines"][pivot.input_tokens].world.pivot
+        assert pivot.interval[0] <= truth <= pivot.interval[1]
+    assert (short.mean_context, made.threshold) == (192, short.threshold)
+    policy = made.policy
+    assert Gate(policy, 3).decide(short.threshold, short.threshold * 4000)
+    assert Gate(policy, 3).decide(long.threshold, long.threshold * 4000)
+    assert not Gate(policy, 3).decide(long.threshold, long.threshold * 192)
+    assert "128 tokens" in made.words["contexts"]
+    assert "ladder banded by batch and context" in made.words["contexts"]
+    assert "54 points, about 54 s" in "".join(lines)
+    assert lab["clock"] <= 220
+    whole, decides = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run" / "context-128")
+    assert whole.levels() == decides.levels()
+    assert whole.manifest.workload == decides.manifest.workload
+    assert {row.variant for row in whole.levels()} == {"baseline", "eagle3", "forced_off", "dynamic"}
+    assert read(whole) == made
+    assert export(made, "json", Server(3, (), 256)).text == dumped(made)
+    with pytest.raises(UserError, match="context length"):
+        export(made, "sglang-adaptive", Server(3, (), 256))
+
+
+def test_context_lengths_that_agree_need_no_ladder(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """Overlapping intervals are said to be that, and one threshold stays."""
+    lab["machines"] = at_lengths(t128=1.0, t2048=1.0)
+    outcome, _ = run(tmp_path / "run", TuneOptions(budget_s=200, trials=0, context_lengths=(128, 2048)))
+    assert outcome.recommendation is not None
+    assert outcome.recommendation.ladder is None
+    assert "one threshold serves all" in outcome.recommendation.words["contexts"]
+
+
+def test_context_lengths_go_on_where_they_stopped(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """Interrupted at the second length, the first is not measured again; a finished tuning can be resumed too."""
+    lab["machines"] = at_lengths(t128=0.9, t2048=1.05)
+    lab["machines"][128].points = 1000  # so that only the second length reaches the point that stops
+    lab["stop_at"] = 12
+    options = TuneOptions(budget_s=220, trials=1, context_lengths=(128, 2048))
+    first, _ = run(tmp_path / "run", options)
+    assert first.ended == "interrupted"
+    lab["stop_at"] = None
+    taken = lab["machines"][128].points
+    again, _ = resumed(tmp_path / "run")
+    assert again.recommendation is not None
+    pairs = [row for row in RunFolder(tmp_path / "run" / "context-128").levels() if row.variant == "eagle3"]
+    assert len(pairs) == len({(row.concurrency, row.repeat) for row in pairs})
+    assert lab["machines"][128].points - taken < 27
+    last, _ = resumed(tmp_path / "run")
+    assert last.recommendation is not None
+    assert [pivot.input_tokens for pivot in last.recommendation.contexts] == [128, 2048]
+
+
+def resumed(path: Path) -> tuple[TuneOutcome, list[str]]:
+    """As the command resumes: settings and options are those of the manifest."""
+    config, options, _ = _resumed(path)
+    reporter = Quiet()
+    return run_tune(config, options, path, ["specpivot", "tune"], reporter, Keys(), resume=True), reporter.lines
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "says"),
+    [
+        ({"dataset": "prompts.jsonl"}, {}, "leave --dataset out"),
+        ({}, {"search": parse_search("resume_at")}, "leave out --search"),
+        ({}, {"objective": "throughput"}, "leave out --search and --objective"),
+        ({}, {"budget_s": 50}, "at 2 context lengths takes 54 points, 54 s"),
+    ],
+)
+def test_context_lengths_that_cannot_be_searched_are_refused(
+    tmp_path: Path, lab: dict[str, Any], config: dict[str, Any], options: dict[str, Any], says: str
+) -> None:
+    """Before anything starts, with what to leave out."""
+    asked = TuneOptions(context_lengths=(128, 2048), **options)
+    with pytest.raises(UserError, match=says):
+        run_tune(msgspec.structs.replace(CONFIG, **config), asked, tmp_path / "run", [], Quiet(), Keys())
+    assert not (tmp_path / "run").exists()
 
 
 def test_combinations_need_servers_that_tune_can_start(tmp_path: Path) -> None:
