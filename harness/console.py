@@ -37,9 +37,10 @@ class ConsoleReporter:
         style = "yellow" if line.startswith(("warning", "not run")) else ""
         self.console.print(Text(line, style=style), soft_wrap=True)
 
-    def plan(self, points: int, seconds: float) -> None:
+    def plan(self, points: int, seconds: float, at_most: bool = False) -> None:
         self._done = 0
-        self.say(f"{points} points to measure, about {_duration(seconds)}")
+        most = "at most " if at_most else ""
+        self.say(f"{most}{points} points to measure, {most or 'about '}{_duration(seconds)}")
         if points:
             self.say(_HEADING)
         self._bar.update(self._task, total=points, completed=0, visible=points > 0)

@@ -27,6 +27,7 @@ from tuner.search import TRIAL_SHARE, Found, replicate, settle
 from tuner.session import (
     aim_of,
     blocks,
+    first_pass_s,
     has_reference,
     let_play_dynamic,
     measurer,
@@ -132,10 +133,9 @@ def _bench(length: _Length, shared: Bench, whole: RunWriter) -> Bench:
 
 
 def _tuned(lengths: Sequence[_Length], benches: Sequence[Bench], writer: RunWriter, session: Session) -> Across | None:
-    """Replicated curves at every length, then trials, last check and hysteresis at the one that decides."""
-    session.reporter.plan(
-        int(session.budget.left_s / max(e.session.pace.mean_s for e in lengths)), session.budget.left_s
-    )
+    """Replicated curves at every length, then trials and last check at the one that decides."""
+    left_s = session.budget.left_s
+    session.reporter.plan(int(left_s / min(each.session.pace.mean_s for each in lengths)), left_s, at_most=True)
     reserve_s = _reserve_s(lengths, session)
     judged: dict[int, tuple[Pivot, str]] = {}
     for number, (each, bench) in enumerate(zip(lengths, benches, strict=True)):
@@ -172,19 +172,10 @@ def _reserve_s(lengths: Sequence[_Length], session: Session) -> float:
     """Seconds that are kept for the length that decides: its last check and its trials."""
     longest = max(lengths, key=lambda each: each.config.input_tokens)
     reserve_s = longest.session.pace.points_s(longest.config.concurrency)
-    spare_s = max(0.0, session.budget.left_s - reserve_s - _missing_s(lengths))
+    first_s = sum(first_pass_s(each.config, each.session, each.rows) for each in lengths)
+    spare_s = max(0.0, session.budget.left_s - reserve_s - first_s)
     trials_s = TRIAL_SHARE * spare_s if session.options.trials else 0.0
     return reserve_s + trials_s
-
-
-def _missing_s(lengths: Sequence[_Length]) -> float:
-    """Seconds of the first passes that are still to come."""
-    total_s = 0.0
-    for each in lengths:
-        have = {(row.variant, row.concurrency) for row in each.rows if row.usable}
-        todo = [c for v in each.config.variants for c in each.config.concurrency if (v, c) not in have]
-        total_s += each.session.pace.points_s(todo)
-    return total_s
 
 
 def _settled(length: _Length, bench: Bench, fit: Pivot, reason: str, whole: RunWriter, session: Session) -> Found:

@@ -29,6 +29,7 @@ from tuner.curves import Pivot
 from tuner.hysteresis import Ranked, Wave
 from tuner.knobs import ranks_hysteresis
 from tuner.levels import reference_among
+from tuner.replicas import missing
 from tuner.search import ATTEMPTS, CONFIRMATION, Aim, Found, search
 from tuner.shared import Session, shared_requests
 from tuner.study import JOURNAL, open_study, storage_of
@@ -86,7 +87,7 @@ def _search(
 ) -> Found | None:
     """The threshold, then (where asked) its hysteresis, on servers that are up."""
     budget, writer = session.budget, bench.writer
-    session.reporter.plan(int(budget.left_s / session.pace.mean_s), budget.left_s)
+    session.reporter.plan(int(budget.left_s / session.pace.mean_s), budget.left_s, at_most=True)
     kept_back = kept_for_hysteresis(bench.config, session, rows)
     found = search(
         measurer(bench, session),
@@ -125,7 +126,9 @@ def _hysteresis(bench: Bench, found: Found, rows: Sequence[LevelRow], session: S
         def take(policy: Policy, wave: Wave, round_: int, candidate: int) -> LevelRow:
             point = f"{wave} of round {round_ + 1}, resume at {policy.resume_at}, {policy.min_dwell} steps"
             watching = pace.watching(level)
-            return session.point(bench.writer, point, watching, lambda: measure(policy, wave, round_, candidate))
+            row = session.point(bench.writer, point, watching, lambda: measure(policy, wave, round_, candidate))
+            session.reporter.say(f"  {point}: {waves.row_in_words(row)}")
+            return row
 
         ranked = hysteresis.rank(
             take,
@@ -148,12 +151,16 @@ def kept_for_hysteresis(config: SweepConfig, session: Session, rows: Sequence[Le
     options = session.options
     if not ranks_hysteresis(options.search):
         return 0.0
-    have = {(row.variant, row.concurrency) for row in rows if row.usable}
-    missing = [c for c in config.concurrency for v in config.variants if (v, c) not in have]
-    spare_s = session.budget.left_s - session.pace.points_s(missing)
+    spare_s = session.budget.left_s - first_pass_s(config, session, rows)
     wave_s = session.pace.point_s(config.max_concurrency)
     most = hysteresis.MOST_ROUNDS * len(hysteresis.WAVES) * (1 + options.trials)
     return max(wave_s, min(HYSTERESIS_SHARE * spare_s, most * wave_s))
+
+
+def first_pass_s(config: SweepConfig, session: Session, rows: Sequence[LevelRow]) -> float:
+    """Seconds of the first pass that are still to come."""
+    todo = missing(config.concurrency, reference_among(config.variants), rows)
+    return session.pace.points_s(level for _, level, _ in todo)
 
 
 def tune_manifest(config: SweepConfig, options: TuneOptions, command: Sequence[str]) -> Manifest:

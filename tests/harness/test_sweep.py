@@ -39,7 +39,7 @@ class Recorder:
     def say(self, line: str) -> None:
         self.lines.append(line)
 
-    def plan(self, points: int, seconds: float) -> None:
+    def plan(self, points: int, seconds: float, at_most: bool = False) -> None:
         self.lines.append(f"{points} points")
 
     def point(self, key: PointKey, left_s: float) -> None:

@@ -40,7 +40,7 @@ class Saboteur:
     def say(self, line: str) -> None:
         """Not of interest."""
 
-    def plan(self, points: int, seconds: float) -> None:
+    def plan(self, points: int, seconds: float, at_most: bool = False) -> None:
         """Not of interest."""
 
     def point(self, key: PointKey, left_s: float) -> None:

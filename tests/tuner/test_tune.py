@@ -49,7 +49,7 @@ class Quiet:
     def say(self, line: str) -> None:
         self.lines.append(line)
 
-    def plan(self, points: int, seconds: float) -> None:
+    def plan(self, points: int, seconds: float, at_most: bool = False) -> None:
         self.lines.append(f"{points} points")
 
     def point(self, key: PointKey, left_s: float) -> None:
