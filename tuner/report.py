@@ -25,7 +25,7 @@ from tuner.plots import FIGURES, View, view
 from tuner.recommend import FILE as RECOMMENDATION
 from tuner.recommend import Recommendation, analyse, build, read
 from tuner.style import styled
-from tuner.words import name, span
+from tuner.words import BESIDE, name, span
 
 FILE = "report.html"
 
@@ -56,6 +56,7 @@ def render(run: RunFolder) -> str:
         simulated=run.manifest.source == "simulated",
         manifest=run.manifest,
         found=found,
+        beside=BESIDE,
         why_not=why_not,
         threshold=name(found.threshold).removeprefix("threshold ").capitalize() if found else "",
         interval=span(*found.interval).removeprefix("threshold ").capitalize() if found else "",

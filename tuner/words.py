@@ -8,6 +8,8 @@ from tuner import objective
 from tuner.curves import Pivot
 from tuner.objective import Curves, LatencyC1, LiteralAnswer
 
+BESIDE = ("combination", "contexts", "ladder", "hysteresis")  # paragraphs that only some tunings have
+
 
 def words(
     fit: Pivot,
