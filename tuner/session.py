@@ -189,10 +189,11 @@ def measurer(bench: Bench, session: Session, home: RunWriter | None = None) -> T
 
     def take(variant: Variant, policy: Policy | None, concurrency: int, repeat: int) -> LevelRow:
         key = PointKey(variant, concurrency, repeat)
-        watching = session.pace.watching(concurrency)
-        row = session.point(home or bench.writer, str(key), watching, lambda: bench.measure(key, policy, told(key)))
         # Numbers that keep trials apart mean nothing to people.
-        session.reporter.row(msgspec.structs.replace(row, repeat=1) if repeat >= CONFIRMATION else row)
+        shown = PointKey(variant, concurrency, 1 if repeat >= CONFIRMATION else repeat)
+        watching = session.pace.watching(concurrency)
+        row = session.point(home or bench.writer, str(key), watching, lambda: bench.measure(key, policy, told(shown)))
+        session.reporter.row(msgspec.structs.replace(row, repeat=shown.repeat))
         return row
 
     return take
