@@ -228,4 +228,4 @@ def in_words(found: Across, differ: bool) -> str:
             " patched worker (apply, export --format json); between two lengths its border is their geometric mean,"
             " which was not measured. Other formats know no context: export --one-threshold gives them the smallest."
         )
-    return f"{kept} The intervals overlap, so one threshold serves all." if len(found.pivots) > 1 else kept
+    return f"{kept} Their intervals overlap: nothing here calls for a ladder." if len(found.pivots) > 1 else kept

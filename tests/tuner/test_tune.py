@@ -408,7 +408,7 @@ def test_context_lengths_that_agree_need_no_ladder(tmp_path: Path, lab: dict[str
     outcome, _ = run(tmp_path / "run", TuneOptions(budget_s=200, trials=0, context_lengths=(128, 2048)))
     assert outcome.recommendation is not None
     assert outcome.recommendation.ladder is None
-    assert "one threshold serves all" in outcome.recommendation.words["contexts"]
+    assert "nothing here calls for a ladder" in outcome.recommendation.words["contexts"]
 
 
 def test_context_lengths_go_on_where_they_stopped(tmp_path: Path, lab: dict[str, Any]) -> None:
