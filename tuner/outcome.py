@@ -69,9 +69,9 @@ def trials_in_words(found: Found) -> str:
     if not found.trials:
         return ""
     best = max(found.trials, key=lambda trial: trial.gain)
-    told = (
-        f"{len(found.trials)} thresholds were tried live; the best, {best.threshold}, gave {change(best.gain, best.se)}"
-    )
+    gave = f"gave {change(best.gain, best.se)}"
+    many = f"{len(found.trials)} thresholds were tried live; the best, {best.threshold}, {gave}"
+    told = many if len(found.trials) > 1 else f"1 threshold was tried live, {best.threshold}; it {gave}"
     if found.beaten:
         return f"{told}, more than noise above the crossing {name(found.fit.threshold)}."
     return f"{told}, which is not more than noise above the crossing."

@@ -163,7 +163,9 @@ def in_words(compared: Compared) -> dict[str, str]:
         ahead = Worth(best.worth.gain - first.worth.gain, math.hypot(best.worth.se, first.worth.se))
         words += f", which is {change(ahead.gain, ahead.se)} more than {first.combination.name}"
     elif len(compared.tuned) > 1:
-        words += f"; none of {len(compared.tuned) - 1} others is better by more than noise"
+        others = len(compared.tuned) - 1
+        words += "; the other one is" if others == 1 else f"; none of {others} others is"
+        words += " not better by more than noise" if others == 1 else " better by more than noise"
     if compared.failed:
         words += f". Not judged: {'; '.join(f'{title} ({why})' for title, why in compared.failed.items())}"
     found = {"combination": f"{words}."}
