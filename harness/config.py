@@ -24,6 +24,10 @@ MAX_TOKENS = 2**22
 MAX_VOCAB = 2**24
 MAX_POLICY = 1_000_000
 DAY_S = 86400.0
+# What a point takes before any is measured; its load ends about two answers after its window (see harness.pace).
+BESIDE_S = 1.6  # client processes, counters, waiting for an idle server
+TOKEN_S, TWICE_AT = 0.0045, 100  # a token of a lone user; the concurrency at which it takes twice as long
+PREFILL_TOK_PER_S = 40_000
 
 
 class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -88,13 +92,33 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return Policy.from_threshold(self.threshold, self.resume_at, self.min_dwell)
 
     @property
+    def load_s(self) -> float:
+        """Warm-up and window of a point, in seconds of ours."""
+        return (self.warmup_s + self.duration_s) / self.time_scale
+
+    @property
     def point_s(self) -> float:
-        """About how long a point takes, in seconds of ours: warm-up, window, two seconds to drain and read counters."""
-        return (self.warmup_s + self.duration_s) / self.time_scale + 2.0
+        """About how long a point takes before any is measured, in seconds of ours: the mean over all levels."""
+        return sum(map(self.point_s_at, self.concurrency)) / len(self.concurrency)
+
+    def point_s_at(self, concurrency: int) -> float:
+        """The same at one level, as an H200 with a model of 8 B has it; `harness.pace` learns what others take."""
+        decode_s = self.output_tokens * TOKEN_S * (1 + concurrency / TWICE_AT)
+        return self.point_s_with(decode_s + self.input_tokens * concurrency / PREFILL_TOK_PER_S)
+
+    def point_s_with(self, answer_s: float) -> float:
+        """The same where an answer takes so many seconds."""
+        return self.load_s + BESIDE_S + 2 * answer_s / self.time_scale
 
     @property
     def draft_steps(self) -> int:
         return DEFAULT_NUM_STEPS if self.num_steps is None else self.num_steps
+
+    @property
+    def together(self) -> bool:
+        """Whether all servers are up at once; only those that are started on GPUs may not be."""
+        fit = self.resident == "together" or (self.resident == "auto" and self.tp == 1)
+        return self.model is None or fit
 
     @property
     def max_concurrency(self) -> int:
@@ -206,6 +230,7 @@ _COMPLAINTS: dict[str, Callable[[SweepConfig], bool]] = {
     "give only one of --sim, --attach and --model": lambda c: (
         sum((c.sim is not None, bool(c.attach), c.model is not None)) > 1
     ),
+    "topk: simulated servers draft chains; give --topk 1, or leave it out": lambda c: c.sim is not None and c.topk != 1,
     "a speculative variant needs --draft PATH beside --model": lambda c: (
         c.model is not None and c.draft is None and not SPECULATIVE_VARIANTS.isdisjoint(c.variants)
     ),

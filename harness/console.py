@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
@@ -26,9 +24,7 @@ class ConsoleReporter:
             disable=not self.console.is_terminal,
         )
         self._task = self._bar.add_task("", total=None, left="", visible=False)
-        self._planned_s = 0.0
-        self._points = self._done = 0
-        self._began = time.monotonic()
+        self._done = 0
 
     def __enter__(self) -> ConsoleReporter:
         self._bar.start()
@@ -41,28 +37,21 @@ class ConsoleReporter:
         style = "yellow" if line.startswith(("warning", "not run")) else ""
         self.console.print(Text(line, style=style), soft_wrap=True)
 
-    def plan(self, points: int, seconds: float) -> None:
-        self._points, self._done, self._planned_s = points, 0, seconds
-        self._began = time.monotonic()
-        self.say(f"{points} points to measure, about {_duration(seconds)}")
+    def plan(self, points: int, seconds: float, at_most: bool = False) -> None:
+        self._done = 0
+        most = "at most " if at_most else ""
+        self.say(f"{most}{points} points to measure, {most or 'about '}{_duration(seconds)}")
         if points:
             self.say(_HEADING)
         self._bar.update(self._task, total=points, completed=0, visible=points > 0)
 
-    def point(self, key: PointKey, seconds_in: float) -> None:
-        self._bar.update(self._task, description=str(key), left=self._left(seconds_in))
+    def point(self, key: PointKey, left_s: float) -> None:
+        self._bar.update(self._task, description=str(key), left=f"{_duration(left_s)} left")
 
     def row(self, row: LevelRow) -> None:
         self._done += 1
-        self._bar.update(self._task, completed=self._done, left=self._left(0.0))
+        self._bar.update(self._task, completed=self._done)
         self.console.print(row_line(row), soft_wrap=True)
-
-    def _left(self, seconds_in: float) -> str:
-        """Time left, from the plan at first and from the points done later."""
-        per_point = self._planned_s / max(self._points, 1)
-        if self._done:
-            per_point = (time.monotonic() - self._began - seconds_in) / self._done
-        return f"{_duration(max(0.0, per_point * (self._points - self._done) - seconds_in))} left"
 
 
 _HEADING = f"{'variant':<20}{'C':>5} {'rep':>3}  {'tok/s':>9} {'ttft p50':>10} {'tpot p50':>10}  verdict"

@@ -25,7 +25,7 @@ import msgspec
 from harness.errors import UserError
 from harness.plausible import manifest_problem, record_problem, repeated_point, row_problem
 from harness.records import SCHEMA_VERSION, LevelRow, Manifest, RequestRecord
-from harness.regular import require_regular
+from harness.regular import replace_file, require_regular
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,7 +129,7 @@ class RunWriter:
                 lock = failing.enter_context(_locked(path))
                 if (path / MANIFEST).exists():
                     raise UserError(f"{path} already holds a run; add --resume to go on with it, or give another --out")
-                _replace(path / MANIFEST, msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n")
+                replace_file(path / MANIFEST, msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n")
                 writer = cls(path, manifest, lock)
                 failing.pop_all()
         except OSError as error:
@@ -169,7 +169,7 @@ class RunWriter:
             WriteFailed: it could not be written.
         """
         with _writing(self.path):
-            _replace(self.path / MANIFEST, msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n")
+            replace_file(self.path / MANIFEST, msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n")
         self.manifest = manifest
 
     def add_requests(self, records: Iterable[RequestRecord]) -> None:
@@ -194,7 +194,7 @@ class RunWriter:
         """Replace all rows; errors are those of `put_row`."""
         with _writing(self.path):
             os.fsync(self._requests.fileno())
-            _replace(self.path / LEVELS, _csv(rows))
+            replace_file(self.path / LEVELS, _csv(rows))
         self._rows = rows
 
     def close(self) -> None:
@@ -295,20 +295,6 @@ def _cell(value: object) -> object:
     if value is None:
         return ""
     return f"{value:.7g}" if isinstance(value, float) else value
-
-
-def _replace(file: Path, body: bytes) -> None:
-    """Write through a temporary file, so that a crash leaves the old one or the new one."""
-    temporary = require_regular(file.with_name(f".{file.name}.new"))
-    try:
-        with temporary.open("wb") as out:
-            out.write(body)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(file)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _locked(path: Path) -> IO[str]:

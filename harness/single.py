@@ -23,7 +23,7 @@ from harness.openloop import Goodput, OpenMetrics, Slo, goodput, open_metrics
 from harness.records import LevelRow, Manifest, PointKey, Source, Variant, VariantRecord
 from harness.runfolder import RunFolder, RunWriter, WriteFailed
 from harness.servers import Server, prove
-from harness.sweep import Keys, Reporter, interruptible, point_seconds
+from harness.sweep import Keys, Reporter, countdown, interruptible
 from harness.variants import server_plans
 from patched_worker.policy import NEVER_DISABLE
 
@@ -106,10 +106,10 @@ def run_bench(
             reporter.say(f"warning: {line}")
         open_loop = asked.arrivals.open_loop
         bench = Bench(config, writer, {variant: server}, workload, Counter(), stop, open_loop, asked.drop_after_s)
-        reporter.plan(1, point_seconds(config))
+        reporter.plan(1, config.point_s)
         row, failed = None, ""
         try:
-            row = bench.measure(key, None, lambda seconds: reporter.point(key, seconds))
+            row = bench.measure(key, None, countdown(reporter, key, config.point_s))
             reporter.row(row)
             report = _report(RunFolder(out), row, asked, endpoint.public_url)
             (out / REPORT).write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")

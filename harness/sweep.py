@@ -24,6 +24,7 @@ from harness.config import SweepConfig
 from harness.errors import UserError
 from harness.load import require_files_for
 from harness.manifest import new_manifest, record_servers, workload_of
+from harness.pace import Pace
 from harness.records import PATCHED_VARIANTS, LevelRow, PointKey, RequestRecord, Variant
 from harness.runfolder import RunFolder, RunWriter, WriteFailed
 from harness.servers import Server, attach, running
@@ -35,8 +36,8 @@ class Reporter(Protocol):
     """What a person is told while a sweep runs."""
 
     def say(self, line: str) -> None: ...
-    def plan(self, points: int, seconds: float) -> None: ...
-    def point(self, key: PointKey, seconds_in: float) -> None: ...
+    def plan(self, points: int, seconds: float, at_most: bool = False) -> None: ...
+    def point(self, key: PointKey, left_s: float) -> None: ...
     def row(self, row: LevelRow) -> None: ...
 
 
@@ -118,8 +119,7 @@ def _phases(config: SweepConfig) -> list[Phase]:
     """All servers at once, or (where they do not fit) a reference block, each other server, the reference again."""
     plans = server_plans(config)
     repeats = tuple(range(1, config.repeats + 1))
-    together = config.resident == "together" or (config.resident == "auto" and config.tp == 1)
-    if together or config.model is None or len(plans) == 1:
+    if config.together or len(plans) == 1:
         return [(plans, repeats)]
     first, *others = plans
     half = (len(repeats) + 1) // 2
@@ -147,11 +147,16 @@ def _run_phase(
         return
     with opened(config, plans, writer, workload_of(config), reporter, keys, stop) as bench:
         todo = [key for key in todo if key.variant in bench.servers]
-        reporter.plan(len(todo), len(todo) * point_seconds(config))
-        for key in todo:
+        pace = Pace(config, writer.rows)
+        reporter.plan(len(todo), pace.points_s(key.concurrency for key in todo))
+        for number, key in enumerate(todo, start=1):
             if stop.is_set():
                 return
-            reporter.row(bench.measure(key, policy_of(key.variant, config), _progress(reporter, key)))
+            end_s = pace.points_s(later.concurrency for later in todo[number:])
+            told = countdown(reporter, key, pace.point_s(key.concurrency), end_s)
+            with pace.watching(key.concurrency):
+                row = bench.measure(key, policy_of(key.variant, config), told)
+            reporter.row(row)
 
 
 @contextmanager
@@ -169,7 +174,7 @@ def opened(
     Raises:
         UserError: a server that every point needs could not be had.
     """
-    bench = Bench(config, writer, {}, workload, _attempts(writer.path, writer.rows), stop)
+    bench = Bench(config, writer, {}, workload, attempts_of(writer.path, writer.rows), stop)
     with _servers(config, plans, bench, reporter, keys) as found:
         bench.servers = _players(found)
         record_servers(config, writer, found, reporter.say)
@@ -180,13 +185,14 @@ def opened(
         yield bench
 
 
-def _progress(reporter: Reporter, key: PointKey) -> Callable[[float], None]:
-    return lambda seconds: reporter.point(key, seconds)
+def countdown(reporter: Reporter, key: PointKey, point_s: float, after_s: float = 0.0) -> Callable[[float], None]:
+    """Tell how much time is left as a point goes on.
 
-
-def point_seconds(config: SweepConfig) -> float:
-    """About how long a point takes, in seconds of ours."""
-    return config.point_s
+    Args:
+        point_s: what the point will take.
+        after_s: what follows it.
+    """
+    return lambda seconds_in: reporter.point(key, max(0.0, point_s - seconds_in) + after_s)
 
 
 @contextmanager
@@ -222,7 +228,7 @@ def _players(found: dict[str, Server | UserError]) -> dict[Variant, Server]:
     }
 
 
-def _attempts(out: Path, rows: Iterable[LevelRow]) -> Counter[PointKey]:
+def attempts_of(out: Path, rows: Iterable[LevelRow]) -> Counter[PointKey]:
     """How often each point was begun before, whether or not it was finished."""
     attempts: Counter[PointKey] = Counter()
     lines: Iterator[LevelRow | RequestRecord] = chain(rows, RunFolder(out).requests())

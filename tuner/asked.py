@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from harness.config import SweepConfig
 from tuner.knobs import Search
 from tuner.recommend import Objective, Recommendation
 
@@ -22,6 +23,7 @@ class TuneOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         storage: URL of a storage that several tuners share; None keeps the study in the run folder.
         study: name of the study, equal for all who share it.
         search: knobs beside the threshold, see knobs.parse_search.
+        context_lengths: prompt lengths, in tokens, at each of which the curves are measured; () takes the settings'.
     """
 
     budget_s: float = 1200.0
@@ -32,6 +34,12 @@ class TuneOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     storage: str | None = None
     study: str = "specpivot"
     search: Search = {}
+    context_lengths: tuple[int, ...] = ()
+
+    def at_each_length(self, config: SweepConfig) -> tuple[SweepConfig, ...]:
+        """The settings at each context length that is asked for; as they are where none is."""
+        lengths = self.context_lengths or (config.input_tokens,)
+        return tuple(msgspec.structs.replace(config, input_tokens=length) for length in lengths)
 
 
 class TuneOutcome(msgspec.Struct, frozen=True):

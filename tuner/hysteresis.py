@@ -22,6 +22,7 @@ from scipy import stats
 from harness.records import LevelRow
 from patched_worker.policy import DEFAULT_MIN_DWELL_STEPS, Policy, default_resume_at
 from tuner.knobs import HYSTERESIS, MAX_VALUE, Search
+from tuner.words import error
 
 Wave = Literal["ramp", "burst"]
 WAVES: tuple[Wave, ...] = get_args(Wave)
@@ -268,6 +269,5 @@ def _told(found: Ranked, racing: Sequence[int]) -> str:
 
 
 def _shorter(tried: Tried) -> str:
-    change = -math.expm1(-tried.gain)
-    error = f"standard error {100 * tried.se:.1f} %" if math.isfinite(tried.se) else "error not known yet"
-    return f"{100 * abs(change):.1f} % {'shorter' if change > 0 else 'longer'} ({error})"
+    saved = -math.expm1(-tried.gain)
+    return f"{100 * abs(saved):.1f} % {'shorter' if saved > 0 else 'longer'} ({error(tried.se)})"

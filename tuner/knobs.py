@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from harness.config import MAX_TOKENS
 from harness.errors import UserError
 
 Knob = Literal["threshold", "resume_at", "min_dwell", "num_steps", "topk", "draft_tokens"]
@@ -49,6 +50,19 @@ def parse_search(text: str) -> Search:
     if found["threshold"]:
         raise UserError("--search threshold: its values come from the measured curves; leave them out")
     return found
+
+
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """The prompt lengths of --context-lengths, shortest first.
+
+    Raises:
+        UserError: not two or three different lengths; a server's ladder has rungs for no more.
+    """
+    words = [word.strip() for word in text.split(",")]
+    lengths = sorted({int(word) for word in words if word.isdecimal() and len(word) < 8})
+    if len(lengths) != len(words) or len(lengths) not in (2, 3) or not 1 <= lengths[0] <= lengths[-1] <= MAX_TOKENS:
+        raise UserError(f"--context-lengths {text!r}: give two or three different prompt lengths in tokens: 128,2048")
+    return tuple(lengths)
 
 
 def ranks_hysteresis(search: Search) -> bool:

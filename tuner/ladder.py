@@ -1,9 +1,15 @@
-"""Bands of the decode batch with their own number of draft steps, where one threshold is not the answer."""
+"""Bands of the decode batch, and of the context, where one threshold is not the answer."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+
+import msgspec
+
 from patched_worker.policy import default_resume_at
-from tuner.curves import Pivot
+from tuner.curves import Pivot, Shape
 
 Ladder = tuple[dict[str, int | None], ...]
 
@@ -29,3 +35,64 @@ def bands(fit: Pivot) -> Ladder:
         }
         for upto, wins in edges
     )
+
+
+class ContextPivot(msgspec.Struct, frozen=True):
+    """The pivot at one context length.
+
+    Attributes:
+        input_tokens: length of the prompts.
+        mean_context: mean sequence length while they decode, in tokens.
+        threshold, interval, shape: as in Pivot.
+    """
+
+    input_tokens: int
+    mean_context: int
+    threshold: int | None
+    interval: tuple[int | None, int | None]
+    shape: Shape
+
+
+def context_bands(pivots: Sequence[ContextPivot]) -> Ladder | None:
+    """Rungs that speculate up to each context length's own threshold; None where no two lengths surely differ.
+
+    Between two lengths the border is their geometric mean. A rung holds up to a batch and a context, so batches between
+    two thresholds need a rung for each run of lengths that agree there; what is off above all thresholds needs none.
+
+    Args:
+        pivots: by rising context.
+    """
+    if not any(_apart(a, b) for a, b in combinations(pivots, 2)):
+        return None
+    ends = [round(math.sqrt(a.mean_context * b.mean_context)) for a, b in pairwise(pivots)]
+    edges: list[int | None] = [*ends, None]
+    steps = sorted({_up_to(pivot.threshold) for pivot in pivots} - {0})
+    rungs = [rung for step in steps for rung in _agreeing(step, [_up_to(p.threshold) >= step for p in pivots], edges)]
+    while rungs and rungs[-1]["num_steps"] == 0:
+        rungs.pop()
+    return tuple(rungs)
+
+
+def _agreeing(step: float, wins: Sequence[bool], edges: Sequence[int | None]) -> Ladder:
+    """One rung up to a threshold for each run of neighbouring lengths that agree on it."""
+    upto = None if math.isinf(step) else int(step)
+    ends = [i for i, win in enumerate(wins) if i + 1 == len(wins) or wins[i + 1] != win]
+    return tuple(
+        {
+            "threshold": upto,
+            "resume_at": None if upto is None else default_resume_at(upto) if wins[i] else upto,
+            "num_steps": None if wins[i] else 0,
+            "max_mean_context": edges[i],
+        }
+        for i in ends
+    )
+
+
+def _up_to(threshold: int | None) -> float:
+    return math.inf if threshold is None else threshold
+
+
+def _apart(a: ContextPivot, b: ContextPivot) -> bool:
+    """Whether the intervals of two pivots do not meet."""
+    (low_a, high_a), (low_b, high_b) = ((_up_to(low), _up_to(high)) for low, high in (a.interval, b.interval))
+    return high_a < low_b or high_b < low_a

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 import numpy as np
@@ -44,6 +44,12 @@ class Level(msgspec.Struct, frozen=True):
     ttft_s: float | None = None
     user_tok_per_s: float | None = None
     accept_len: float | None = None
+
+
+def reference_among(variants: Collection[Variant], preferred: Variant | None = None) -> Variant | None:
+    """What an operator would otherwise run, of these variants; None where none of them is that."""
+    wanted: tuple[Variant | None, ...] = (preferred, "baseline", "baseline_no_overlap")
+    return next((variant for variant in wanted if variant in variants), None)
 
 
 def usable(rows: Iterable[LevelRow]) -> list[LevelRow]:

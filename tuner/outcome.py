@@ -11,10 +11,10 @@ from harness.runfolder import RunFolder
 from patched_worker.policy import default_resume_at
 from tuner import objective
 from tuner.hysteresis import in_words
+from tuner.levels import reference_among
 from tuner.recommend import Analysis, Objective, Recommendation, build, effective
 from tuner.search import Found
-from tuner.study import Trial
-from tuner.words import name
+from tuner.words import change, name
 
 SHORTFALL = -0.02  # in log score: below this, what was confirmed is clearly less than what the curves promise
 
@@ -34,7 +34,7 @@ def tuned(
     """
     rows = run.levels()
     counted = weights or objective.even_weights(found.fit, run.manifest.settings.concurrency)
-    reference = next((v for v in ("baseline", "baseline_no_overlap") if v in run.manifest.settings.variants), None)
+    reference = reference_among(run.manifest.settings.variants)
     curves = objective.curves(rows, found.fit.off, reference or found.fit.off, counted)
     made = build(run, Analysis(found.fit, curves), slack, aim, seed, len(found.trials))
     if aim == "score" and found.beaten:
@@ -69,7 +69,9 @@ def trials_in_words(found: Found) -> str:
     if not found.trials:
         return ""
     best = max(found.trials, key=lambda trial: trial.gain)
-    told = f"{len(found.trials)} thresholds were tried live; the best, {best.threshold}, gave {_gain(best)} of score"
+    gave = f"gave {change(best.gain, best.se)}"
+    many = f"{len(found.trials)} thresholds were tried live; the best, {best.threshold}, {gave}"
+    told = many if len(found.trials) > 1 else f"1 threshold was tried live, {best.threshold}; it {gave}"
     if found.beaten:
         return f"{told}, more than noise above the crossing {name(found.fit.threshold)}."
     return f"{told}, which is not more than noise above the crossing."
@@ -112,7 +114,3 @@ def _shortfall(found: Found) -> tuple[str, ...]:
 def _share(found: Found) -> dict[str, float] | None:
     """The last live check: share of what the curves promise, and its standard error."""
     return None if found.confirmed is None else {"of_promised": math.exp(found.confirmed[0]), "se": found.confirmed[1]}
-
-
-def _gain(trial: Trial) -> str:
-    return f"{100 * math.expm1(trial.gain):+.1f} % (standard error {100 * trial.se:.1f} %)"

@@ -15,14 +15,14 @@ import msgspec
 
 from harness.errors import UserError
 from harness.records import SCHEMA_VERSION, Source, Variant
-from harness.regular import require_regular
+from harness.regular import replace_file, require_regular
 from harness.runfolder import RunFolder
 from patched_worker.policy import DEFAULT_MIN_DWELL_STEPS, Policy, Rung, default_resume_at
 from tuner import objective
 from tuner.curves import Pivot, Shape, pivot
 from tuner.graphs import MAX_COUNT, captured_sizes, effective_threshold, pads_batches
-from tuner.ladder import bands
-from tuner.levels import usable
+from tuner.ladder import ContextPivot, bands
+from tuner.levels import reference_among, usable
 from tuner.objective import Curves, LatencyC1, LiteralAnswer
 from tuner.words import name, words
 
@@ -39,7 +39,8 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
         effective_threshold: what the measured server makes of it, where it pads batches to captured graph sizes.
         resume_at: decode batch at which speculation resumes; None where it is never off.
         min_dwell_steps: decode steps that are spent off at least.
-        ladder: rungs (threshold, resume_at, num_steps) where one threshold is not enough; else None.
+        ladder: rungs (threshold, resume_at, num_steps, max_mean_context) where one threshold is not enough; else None.
+        contexts: the pivot at each context length, where several were measured; the smallest one is `threshold`.
         score: of `threshold`, against the better of reference and eagle3 at every level.
         best_by_throughput: the literal objective's answer, with the range of thresholds it cannot tell apart.
         off_tax: 1 - forced_off / reference, by concurrency.
@@ -55,6 +56,7 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     min_dwell_steps: int
     shape: Shape
     ladder: tuple[dict[str, int | None], ...] | None = None
+    contexts: tuple[ContextPivot, ...] = ()
     objective: Objective = "score"
     score: float
     score_interval: tuple[float, float]
@@ -174,10 +176,8 @@ def write(found: Recommendation, file: Path) -> None:
     Raises:
         UserError: the folder cannot be written.
     """
-    temporary = file.with_name(f".{file.name}.new")
     try:
-        temporary.write_text(dumped(found), encoding="utf-8")
-        temporary.replace(file)
+        replace_file(file, dumped(found).encode())
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}; mend its permissions or copy the run") from error
 
@@ -230,8 +230,7 @@ def _reference(run: RunFolder) -> Variant | None:
     """The reference of eagle3 by the manifest, if it has usable points; else any baseline that has."""
     measured = {row.variant for row in usable(run.levels())}
     record = run.manifest.variants.get("eagle3")
-    wanted = (record.reference if record else None, "baseline", "baseline_no_overlap")
-    return next((variant for variant in wanted if variant in measured), None)
+    return reference_among(measured, record.reference if record else None)
 
 
 def what_is_missing(run: RunFolder) -> str:

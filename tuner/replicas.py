@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from harness.records import LevelRow
+from harness.checks import REMEDIES
+from harness.records import LevelRow, Variant
 from tuner.curves import Pivot
 from tuner.levels import decode_batches, usable
 
@@ -19,6 +20,36 @@ NARROW = 1.08  # an interval this narrow (high / low) is sharp enough: a few per
 WIDEST_GAP = 1.30  # two neighbouring levels further apart than this get another one between them
 REACH = 1.15  # how far beyond the interval a level still informs it
 PAIRS_PER_ROUND = 4
+
+
+def missing(
+    concurrency: Sequence[int], reference: Variant | None, rows: Iterable[LevelRow]
+) -> list[tuple[Variant, int, int]]:
+    """Points of the first pass that are still to be measured, variants alternating."""
+    variants: list[Variant] = ["eagle3", "forced_off"]
+    if reference is not None:
+        variants.insert(0, reference)
+    done = {(row.variant, row.concurrency) for row in usable(rows)}
+    points: list[tuple[Variant, int, int]] = []
+    for turn, level in enumerate(concurrency):
+        order = [*variants[turn % len(variants) :], *variants[: turn % len(variants)]]
+        points += [(variant, level, 1) for variant in order if (variant, level) not in done]
+    return points
+
+
+def blind_above(concurrency: Sequence[int], rows: Iterable[LevelRow]) -> bool:
+    """Whether some level has a usable pair, but not the largest one."""
+    good = usable(rows)
+    on, off = ({row.concurrency for row in good if row.variant == v} for v in ("eagle3", "forced_off"))
+    return bool(on & off) and max(concurrency) not in on & off
+
+
+def spoilt(points: Sequence[tuple[Variant, int, int]], rows: Iterable[LevelRow]) -> str:
+    """Which points of the first pass are measured again, and what may help."""
+    verdicts = {row.verdict for row in rows if (row.variant, row.concurrency, row.repeat) in points}
+    told = "; ".join(f"{v}: {REMEDIES[v]}" if v in REMEDIES else v for v in sorted(verdicts))
+    which = "1 point was not usable and is" if len(points) == 1 else f"{len(points)} points were not usable and are"
+    return f"{which} measured once more ({told})"
 
 
 def sharp(fit: Pivot) -> bool:

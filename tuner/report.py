@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from harness.errors import UserError
 from harness.records import VARIANTS
+from harness.regular import replace_file
 from harness.runfolder import RunFolder
 from tuner.export import export, measured_server
 from tuner.levels import levels
@@ -24,7 +25,7 @@ from tuner.plots import FIGURES, View, view
 from tuner.recommend import FILE as RECOMMENDATION
 from tuner.recommend import Recommendation, analyse, build, read
 from tuner.style import styled
-from tuner.words import name, span
+from tuner.words import BESIDE, name, span
 
 FILE = "report.html"
 
@@ -37,10 +38,8 @@ def save_report(run: RunFolder) -> Path:
     """
     page = render(run)
     file = run.path / FILE
-    temporary = file.with_name(f".{file.name}.new")
     try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(file)
+        replace_file(file, page.encode())
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}; mend its permissions or copy the run") from error
     return file
@@ -57,6 +56,7 @@ def render(run: RunFolder) -> str:
         simulated=run.manifest.source == "simulated",
         manifest=run.manifest,
         found=found,
+        beside=BESIDE,
         why_not=why_not,
         threshold=name(found.threshold).removeprefix("threshold ").capitalize() if found else "",
         interval=span(*found.interval).removeprefix("threshold ").capitalize() if found else "",

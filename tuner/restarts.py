@@ -19,7 +19,7 @@ from optuna.distributions import CategoricalDistribution
 
 from harness.config import SweepConfig
 from harness.errors import UserError
-from harness.manifest import workload_of
+from harness.pace import Pace
 from harness.runfolder import LEVELS, REQUESTS, RunFolder, RunWriter, WriteFailed
 from harness.sweep import opened
 from harness.variants import server_plans
@@ -29,14 +29,16 @@ from tuner.budget import START_S, kind_of
 from tuner.combinations import Combination, Worth
 from tuner.curves import Pivot
 from tuner.ladder import Ladder
+from tuner.levels import reference_among
 from tuner.objective import even_weights, level_weights
 from tuner.outcome import tuned
 from tuner.recommend import Recommendation
 from tuner.reference import combination_folder
 from tuner.search import Found
-from tuner.session import Session, SharedRequests, live, measurer, reference_block, reference_of, tune_manifest
+from tuner.session import has_reference, live, measurer, reference_block, tune_manifest
+from tuner.shared import Session, shared_requests
 from tuner.study import JOURNAL, storage_of
-from tuner.words import name
+from tuner.words import change, name
 
 FILE = "combinations.json"
 STUDY = "combinations.journal"
@@ -86,7 +88,7 @@ def compare(config: SweepConfig, writer: RunWriter, session: Session) -> Compare
     for number, combination in enumerate(asked):
         title = combination.name
         share_s = session.budget.left_s / (len(asked) - number)
-        if share_s < least_s(config, session.budget.point_s) and not (writer.path / title / FOUND).exists():
+        if share_s < least_s(config, session.pace) and not (writer.path / title / FOUND).exists():
             failed[title] = "the budget did not reach for it"
             continue
         session.note(writer, f"combination {number + 1} of {len(asked)}: {title}")
@@ -112,14 +114,18 @@ def compare(config: SweepConfig, writer: RunWriter, session: Session) -> Compare
     return compared
 
 
-def least_s(config: SweepConfig, point_s: float) -> float:
+def least_s(config: SweepConfig, pace: Pace) -> float:
     """The least time of one combination: a start, and one pass over the levels."""
-    return START_S[kind_of(config)] + 2 * len(config.concurrency) * point_s
+    return START_S[kind_of(config)] + 2 * pace.points_s(config.concurrency)
 
 
-def keep_points(compared: Compared, writer: RunWriter) -> None:
-    """Make RUN hold the points of the combination that is kept, and the manifest its servers; the last thing to do."""
-    best = writer.path / compared.best.combination.name
+def keep_points(best: Path, writer: RunWriter) -> None:
+    """Make RUN hold the points of a folder below it, and its manifest what they were measured on; the last thing to do.
+
+    Args:
+        best: the folder of the combination, or of the context length, that is kept.
+        writer: RUN.
+    """
     for file in (REQUESTS, LEVELS, JOURNAL):
         if (best / file).exists():
             shutil.copyfile(best / file, writer.path / f".{file}.new")
@@ -127,7 +133,12 @@ def keep_points(compared: Compared, writer: RunWriter) -> None:
     kept = RunFolder(best).manifest
     writer.set_manifest(
         msgspec.structs.replace(
-            writer.manifest, servers=kept.servers, variants=kept.variants, simulation=kept.simulation
+            writer.manifest,
+            servers=kept.servers,
+            variants=kept.variants,
+            simulation=kept.simulation,
+            workload=kept.workload,
+            config=writer.manifest.config | {"input_tokens": kept.config["input_tokens"]},
         )
     )
 
@@ -150,16 +161,18 @@ def in_words(compared: Compared) -> dict[str, str]:
     words += f" {_told(best)}"
     if compared.kept:
         ahead = Worth(best.worth.gain - first.worth.gain, math.hypot(best.worth.se, first.worth.se))
-        words += f", which is {_percent(ahead)} more than {first.combination.name}"
+        words += f", which is {change(ahead.gain, ahead.se)} more than {first.combination.name}"
     elif len(compared.tuned) > 1:
-        words += f"; none of {len(compared.tuned) - 1} others is better by more than noise"
+        others = len(compared.tuned) - 1
+        words += "; the other one is" if others == 1 else f"; none of {others} others is"
+        words += " not better by more than noise" if others == 1 else " better by more than noise"
     if compared.failed:
         words += f". Not judged: {'; '.join(f'{title} ({why})' for title, why in compared.failed.items())}"
     found = {"combination": f"{words}."}
-    if compared.ladder and compared.ladder_gain:
+    if compared.ladder and (more := compared.ladder_gain):
         bands = ", ".join(f"{r['num_steps']} up to {r['threshold'] or 'any batch'}" for r in compared.ladder)
         found["ladder"] = (
-            f"Not one number of draft steps: {bands} brings {_percent(compared.ladder_gain)} more. SGLang's own"
+            f"Not one number of draft steps: {bands} brings {change(more.gain, more.se)} more. SGLang's own"
             " adaptive mode can run it (export --format sglang-adaptive); the patched worker drafts its own number or"
             " none, so it takes the threshold alone (apply --one-threshold)."
         )
@@ -168,15 +181,13 @@ def in_words(compared: Compared) -> dict[str, str]:
 
 def _measure_reference(config: SweepConfig, writer: RunWriter, session: Session) -> None:
     """The reference once, for all combinations, before the first of them."""
-    variant = reference_of(config)
-    have = {row.concurrency for row in writer.rows if row.usable and row.variant == variant}
-    if variant is None or have >= set(config.concurrency):
+    variant = reference_among(config.variants)
+    if variant is None or has_reference(config, writer.rows):
         return
     alone = msgspec.structs.replace(config, variants=(variant,))
-    workload = SharedRequests(**msgspec.structs.asdict(workload_of(config)))
     plans = server_plans(alone)
-    with opened(alone, plans, writer, workload, session.reporter, session.keys, session.stop) as bench:
-        session.reporter.plan(len(config.concurrency), len(config.concurrency) * session.budget.point_s)
+    with opened(alone, plans, writer, shared_requests(config), session.reporter, session.keys, session.stop) as bench:
+        session.reporter.plan(len(config.concurrency), session.pace.points_s(config.concurrency))
         reference_block(measurer(bench, session), alone, variant, list(writer.rows))
 
 
@@ -274,8 +285,4 @@ def _record(compared: Compared, path: Path, options: TuneOptions) -> None:
 def _told(tried: Tuned) -> str:
     kept = name(tried.found.threshold)
     left = ", left early: clearly behind" if tried.found.reason == "behind" else ""
-    return f"{kept} brings {_percent(tried.worth)} over never speculating{left}"
-
-
-def _percent(worth: Worth) -> str:
-    return f"{100 * math.expm1(worth.gain):+.1f} % of score (standard error {100 * worth.se:.1f} %)"
+    return f"{kept} brings {change(tried.worth.gain, tried.worth.se)} over never speculating{left}"

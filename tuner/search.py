@@ -14,7 +14,6 @@ import msgspec
 import optuna
 from optuna.trial import TrialState
 
-from harness.checks import REMEDIES
 from harness.records import LevelRow, Variant
 from patched_worker.policy import Policy
 from tuner import objective
@@ -23,9 +22,9 @@ from tuner.hysteresis import Ranked
 from tuner.judging import judge, latency_excess, trial_levels
 from tuner.levels import usable
 from tuner.objective import Curves
-from tuner.replicas import next_round, sharp
+from tuner.replicas import blind_above, missing, next_round, sharp, spoilt
 from tuner.study import LATENCY, Trial, enqueue, keep, recover, search_range, trials_of
-from tuner.words import name, span
+from tuner.words import change, name, span
 
 Measure = Callable[[Variant, Policy | None, int, int], LevelRow]
 Left = Callable[[], float]
@@ -35,7 +34,12 @@ TRIAL_REPEATS = 1000  # repeats of trial n are (n + 1) * TRIAL_REPEATS + r, so t
 CONFIRMATION = TRIAL_REPEATS - 1  # repeat of the last check of what is kept
 ATTEMPTS = 2  # at a point of the first pass that is not usable
 MOST_ATTEMPTS = 4  # where the largest level lacks a pair: no answer of the lower ones holds there
-TRIAL_SHARE = 0.25  # of the load that is left after the first pass
+TRIAL_SHARE = 0.25  # of the budget that is left after the first pass
+
+
+def one(concurrency: int) -> float:
+    """Every point costs alike."""
+    return 1.0
 
 
 class Aim(msgspec.Struct, frozen=True):
@@ -48,6 +52,7 @@ class Aim(msgspec.Struct, frozen=True):
         slack: of the latency constraint.
         weights: traffic histogram; None counts every level alike.
         seed: of Optuna's sampler and of the bootstrap.
+        cost: of a point at a concurrency, in what the budget is counted in; by default that is points.
     """
 
     concurrency: tuple[int, ...]
@@ -56,6 +61,11 @@ class Aim(msgspec.Struct, frozen=True):
     slack: float = 0.05
     weights: Mapping[int, float] | None = None
     seed: int = 0
+    cost: Callable[[int], float] = one
+
+    def costs(self, levels: Iterable[int]) -> float:
+        """What so many points cost together."""
+        return sum(map(self.cost, levels))
 
     def curves(self, rows: Iterable[LevelRow], fit: Pivot) -> Curves:
         """Rows arranged for judging thresholds; levels that were added between others carry no weight."""
@@ -103,7 +113,7 @@ def search(
         aim: what is tuned.
         study: see `study.open_study`.
         rows: earlier measurements; grows.
-        left: how many points the budget still allows.
+        left: what the budget still allows, in the unit of `aim.cost`.
         note: told of each stage.
         mine: this tuner's name among those that share the study.
         still: whether to go on with curves that are known so far.
@@ -114,14 +124,29 @@ def search(
     recovered = recover(study, mine)
     if recovered:
         note(f"{recovered} interrupted trials are queued again")
-    spare = max(0.0, left() - len(_missing(aim, rows)))
-    reserve = len(aim.concurrency) + (TRIAL_SHARE * spare if aim.trials else 0.0)
+    spare = max(0.0, left() - aim.costs(level for _, level, _ in missing(aim.concurrency, aim.reference, rows)))
+    reserve = aim.costs(aim.concurrency) + (TRIAL_SHARE * spare if aim.trials else 0.0)
     fit, reason = replicate(measure, aim, rows, left, reserve, note, still)
     if fit is None:
         return None
     if reason == "behind":
         return Found(fit.threshold, fit, (), False, None, reason)
     note(f"pivot by the curves: {name(fit.threshold)}, 90 % {span(*fit.interval)}")
+    return settle(measure, aim, study, fit, reason, rows, left, note, mine)
+
+
+def settle(
+    measure: Measure,
+    aim: Aim,
+    study: optuna.Study,
+    fit: Pivot,
+    reason: str,
+    rows: list[LevelRow],
+    left: Left,
+    note: Note = lambda line: None,
+    mine: str = "tuner",
+) -> Found:
+    """From replicated curves, ended for `reason`, to what is kept: live trials, the decision, the last check."""
     if fit.threshold:
         reason = run_trials(measure, aim, study, fit, rows, left, note, mine)
     threshold, beaten = keep(fit, trials_of(study))
@@ -143,19 +168,19 @@ def replicate(
     note: Note = lambda line: None,
     still: Callable[[Pivot], bool] = lambda fit: True,
 ) -> tuple[Pivot | None, str]:
-    """One pass over all levels, then replicas around the pivot until it is sharp or only `reserve` points are left.
+    """One pass over all levels, then replicas around the pivot until it is sharp or only `reserve` is left.
 
     Returns:
         The pivot (None where nothing can be fitted), and what ended it.
     """
     for attempt in range(MOST_ATTEMPTS):
-        missing = _missing(aim, rows)
-        if attempt >= ATTEMPTS and not _blind_above(aim, rows):
+        todo = missing(aim.concurrency, aim.reference, rows)
+        if attempt >= ATTEMPTS and not blind_above(aim.concurrency, rows):
             break
-        if attempt and missing:
-            note(_spoilt(missing, rows))
-        for variant, level, repeat in missing:
-            if left() < 1:
+        if attempt and todo:
+            note(spoilt(todo, rows))
+        for variant, level, repeat in todo:
+            if left() < aim.cost(level):
                 return pivot(rows, aim.reference, aim.seed), "budget"
             rows.append(measure(variant, fixed_policy(variant), level, repeat))
     while (fit := pivot(rows, aim.reference, aim.seed)) is not None:
@@ -164,7 +189,7 @@ def replicate(
         if _noise_is_known(fit) and sharp(fit):
             return fit, "sharp"
         wanted = next_round(fit, rows)
-        if left() - reserve < 2 * len(wanted):
+        if left() - reserve < 2 * aim.costs(wanted):
             return fit, "budget"
         note(f"replicas at C={', '.join(map(str, wanted))}: the pivot lies in {span(*fit.interval)}")
         taken = _round(measure, wanted, rows)
@@ -189,7 +214,7 @@ def run_trials(
     low, high = search_range(fit)
     promised = objective.score(curves, fit.threshold)
     while len(trials_of(study)) < aim.trials:
-        if left() - len(aim.concurrency) < len(trial_levels(curves, fit, high)):
+        if left() - aim.costs(aim.concurrency) < aim.costs(trial_levels(curves, fit, high)):
             return "budget"
         trial = study.ask()
         trial.set_user_attr("tuner", mine)
@@ -208,8 +233,7 @@ def run_trials(
         trial.set_user_attr("se", outcome[1])
         trial.set_constraint(LATENCY, latency_excess(curves, threshold, aim.slack))
         study.tell(trial, promised * math.exp(outcome[0]))
-        gain, se = (100 * math.expm1(value) for value in outcome)
-        note(f"trial {trial.number + 1}: threshold {threshold}, {gain:+.1f} % of score (standard error {se:.1f} %)")
+        note(f"trial {trial.number + 1}: threshold {threshold}, {change(*outcome)}")
     return "trials"
 
 
@@ -226,7 +250,7 @@ def confirm(
     curves = aim.curves(rows, fit)
     done = {row.concurrency: row for row in usable(rows) if row.repeat == CONFIRMATION and row.threshold == threshold}
     todo = [level for level in aim.concurrency if level not in done and level in curves.batches]
-    if left() < len(todo):
+    if left() < aim.costs(todo):
         return None
     if todo:
         note(f"last check: threshold {threshold} live, at every level")
@@ -235,34 +259,6 @@ def confirm(
     rows.extend(fresh)
     good = [row for row in usable([*done.values(), *fresh]) if row.concurrency in curves.batches]
     return judge(curves, fit, threshold, good) if good else None
-
-
-def _missing(aim: Aim, rows: Iterable[LevelRow]) -> list[tuple[Variant, int, int]]:
-    """Points of the first pass that are still to be measured, variants alternating."""
-    variants: list[Variant] = ["eagle3", "forced_off"]
-    if aim.reference is not None:
-        variants.insert(0, aim.reference)
-    done = {(row.variant, row.concurrency) for row in usable(rows)}
-    points: list[tuple[Variant, int, int]] = []
-    for turn, level in enumerate(aim.concurrency):
-        order = [*variants[turn % len(variants) :], *variants[: turn % len(variants)]]
-        points += [(variant, level, 1) for variant in order if (variant, level) not in done]
-    return points
-
-
-def _blind_above(aim: Aim, rows: Iterable[LevelRow]) -> bool:
-    """Whether some level has a usable pair, but not the largest one."""
-    good = usable(rows)
-    on, off = ({row.concurrency for row in good if row.variant == v} for v in ("eagle3", "forced_off"))
-    return bool(on & off) and max(aim.concurrency) not in on & off
-
-
-def _spoilt(missing: Sequence[tuple[Variant, int, int]], rows: Iterable[LevelRow]) -> str:
-    """Which points of the first pass are measured again, and what may help."""
-    verdicts = {row.verdict for row in rows if (row.variant, row.concurrency, row.repeat) in missing}
-    told = "; ".join(f"{v}: {REMEDIES[v]}" if v in REMEDIES else v for v in sorted(verdicts))
-    points = "1 point was not usable and is" if len(missing) == 1 else f"{len(missing)} points were not usable and are"
-    return f"{points} measured once more ({told})"
 
 
 def _round(measure: Measure, wanted: Sequence[int], rows: list[LevelRow]) -> list[LevelRow]:

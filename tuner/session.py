@@ -7,10 +7,7 @@ in study.journal, each point and stage with the time spent so far in search_hist
 from __future__ import annotations
 
 import socket
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import optuna
@@ -19,80 +16,39 @@ from harness.bench import Bench
 from harness.config import SweepConfig
 from harness.errors import UserError
 from harness.load import require_files_for
-from harness.manifest import new_manifest, workload_of
+from harness.manifest import new_manifest
+from harness.pace import Pace
 from harness.records import LevelRow, Manifest, PointKey, Variant, VariantRecord
 from harness.runfolder import RunWriter
-from harness.sweep import Keys, Reporter, opened
+from harness.sweep import opened
 from harness.variants import ServerPlan, server_plans
-from harness.workload import WorkloadPlan
 from patched_worker.policy import Policy
 from tuner import hysteresis, waves
 from tuner.asked import TuneOptions
-from tuner.budget import Budget, minutes, together
 from tuner.curves import Pivot
-from tuner.history import note_history
 from tuner.hysteresis import Ranked, Wave
 from tuner.knobs import ranks_hysteresis
-from tuner.search import ATTEMPTS, CONFIRMATION, TRIAL_REPEATS, Aim, Found, search
+from tuner.levels import reference_among
+from tuner.replicas import missing
+from tuner.search import ATTEMPTS, CONFIRMATION, Aim, Found, search
+from tuner.shared import Session, shared_requests
 from tuner.study import JOURNAL, open_study, storage_of
 
-HYSTERESIS_SHARE = 0.4  # of the points that are left after the first pass, at most
+HYSTERESIS_SHARE = 0.4  # of the time that is left after the first pass, at most
 
 
-class Stopped(Exception):
-    """The person, or the end of the budget, ended the tuning; what was measured is kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """What a whole tuning shares, however many servers it starts.
-
-    Attributes:
-        command: the command line, for manifests.
-        stop: set to end the point in progress, and the tuning.
-    """
-
-    options: TuneOptions
-    budget: Budget
-    reporter: Reporter
-    keys: Keys
-    command: Sequence[str]
-    stop: threading.Event
-
-    def point(self, writer: RunWriter, point: str, measure: Callable[[], LevelRow]) -> LevelRow:
-        """Take one point within the budget.
-
-        Args:
-            writer: the run folder that has the logs of its server.
-            point: its name, for people.
-            measure: takes it.
-
-        Raises:
-            Stopped: before it, or while it ran.
-            UserError: its server died or holds another policy.
-        """
-        if self.stop.is_set():
-            raise Stopped
-        with self.budget.spending():
-            row = measure()
-        note_history(writer.path, "point", point=point, verdict=row.verdict, spent_s=self.budget.spent_s)
-        if self.stop.is_set():
-            raise Stopped
-        if row.verdict in ("server_died", "policy_refused"):
-            raise UserError(f"{point}: {row.verdict}; see {writer.path / 'logs'}, then --resume goes on")
-        return row
-
-    def note(self, writer: RunWriter, line: str) -> None:
-        """Tell a stage, and how much time is left."""
-        note_history(writer.path, "note", line=line, spent_s=self.budget.spent_s)
-        self.reporter.say(f"{line}  ({minutes(self.budget.left_s)} of the budget left)")
-
-
-class SharedRequests(WorkloadPlan, frozen=True):
-    """Request lists that are the same for every trial: differences between thresholds are not those of requests."""
-
-    def requests(self, concurrency: int, repeat: int) -> Iterator[Any]:
-        return super().requests(concurrency, repeat % TRIAL_REPEATS)
+def aim_of(config: SweepConfig, session: Session) -> Aim:
+    """What the search is asked, its points priced in seconds."""
+    options, reference = session.options, reference_among(config.variants)
+    return Aim(
+        config.concurrency,
+        reference,
+        options.trials,
+        options.slack,
+        options.weights,
+        config.seed,
+        session.pace.point_s,
+    )
 
 
 def live(
@@ -107,11 +63,11 @@ def live(
         still: see `search`.
     """
     options, rows = session.options, list(writer.rows)
-    workload = SharedRequests(**msgspec.structs.asdict(workload_of(config)))
-    aim = Aim(config.concurrency, reference_of(config), options.trials, options.slack, options.weights, config.seed)
+    aim = aim_of(config, session)
     study = open_study(storage_of(options.storage or writer.path / JOURNAL), options.study, config.seed)
-    for plans in _blocks(config, rows):
-        with opened(config, plans, writer, workload, session.reporter, session.keys, session.stop) as bench:
+    for plans in blocks(config, has_reference(config, rows)):
+        requests = shared_requests(config)
+        with opened(config, plans, writer, requests, session.reporter, session.keys, session.stop) as bench:
             take = measurer(bench, session)
             if len(plans) == 1 and plans[0].name != "speculative":
                 reference_block(take, config, plans[0].variants[0], rows)
@@ -131,19 +87,24 @@ def _search(
 ) -> Found | None:
     """The threshold, then (where asked) its hysteresis, on servers that are up."""
     budget, writer = session.budget, bench.writer
-    session.reporter.plan(int(budget.left()), budget.left_s)
-    kept_back = _kept_back(session.options, budget.left() - _first_pass(bench.config, rows))
+    session.reporter.plan(int(budget.left_s / session.pace.mean_s), budget.left_s, at_most=True)
+    kept_back = kept_for_hysteresis(bench.config, session, rows)
     found = search(
         measurer(bench, session),
         aim,
         study,
         rows,
-        lambda: budget.left() - kept_back,
+        lambda: budget.left_s - kept_back,
         lambda line: session.note(writer, line),
-        _my_name(writer),
+        my_name(writer),
         still,
     )
-    if found is None or not found.threshold or not kept_back or found.reason == "behind":
+    return found if found is None or not kept_back else with_hysteresis(bench, found, rows, session)
+
+
+def with_hysteresis(bench: Bench, found: Found, rows: Sequence[LevelRow], session: Session) -> Found:
+    """What was found with its hysteresis ranked, where there is a threshold to switch at."""
+    if not found.threshold or found.reason == "behind":
         return found
     return msgspec.structs.replace(found, hysteresis=_hysteresis(bench, found, rows, session))
 
@@ -160,17 +121,21 @@ def _hysteresis(bench: Bench, found: Found, rows: Sequence[LevelRow], session: S
     wanted = waves.waves_around(rows, found.fit.off, threshold, config.warmup_s, config.duration_s)
     session.note(bench.writer, f"resume points and dwells of threshold {threshold}: {waves.in_words(wanted)}")
     with waves.wave_bench(bench, wanted, threshold, session.command, session.stop) as (under, measure):
+        pace, level = Pace(config, under.writer.rows), under.config.max_concurrency
 
         def take(policy: Policy, wave: Wave, round_: int, candidate: int) -> LevelRow:
             point = f"{wave} of round {round_ + 1}, resume at {policy.resume_at}, {policy.min_dwell} steps"
-            return session.point(bench.writer, point, lambda: measure(policy, wave, round_, candidate))
+            watching = pace.watching(level)
+            row = session.point(bench.writer, point, watching, lambda: measure(policy, wave, round_, candidate))
+            session.reporter.say(f"  {point}: {waves.row_in_words(row)}")
+            return row
 
         ranked = hysteresis.rank(
             take,
             threshold,
             hysteresis.design(threshold, session.options.search, session.options.trials),
             list(under.writer.rows),
-            session.budget.left,
+            lambda: session.budget.left_s / pace.point_s(level),
             lambda line: session.note(bench.writer, line),
         )
     if ranked is None:
@@ -181,18 +146,21 @@ def _hysteresis(bench: Bench, found: Found, rows: Sequence[LevelRow], session: S
     return ranked
 
 
-def _first_pass(config: SweepConfig, rows: Sequence[LevelRow]) -> int:
-    """Points of the first pass that are not measured yet."""
-    have = {(row.variant, row.concurrency) for row in rows if row.usable}
-    return sum((v, c) not in have for v in config.variants for c in config.concurrency)
-
-
-def _kept_back(options: TuneOptions, spare: float) -> float:
-    """Points that are left alone for ranking hysteresis; 0 where that is not asked."""
+def kept_for_hysteresis(config: SweepConfig, session: Session, rows: Sequence[LevelRow]) -> float:
+    """Seconds that are left alone for ranking hysteresis; 0 where that is not asked."""
+    options = session.options
     if not ranks_hysteresis(options.search):
         return 0.0
+    spare_s = session.budget.left_s - first_pass_s(config, session, rows)
+    wave_s = session.pace.point_s(config.max_concurrency)
     most = hysteresis.MOST_ROUNDS * len(hysteresis.WAVES) * (1 + options.trials)
-    return max(1.0, min(HYSTERESIS_SHARE * spare, most))
+    return max(wave_s, min(HYSTERESIS_SHARE * spare_s, most * wave_s))
+
+
+def first_pass_s(config: SweepConfig, session: Session, rows: Sequence[LevelRow]) -> float:
+    """Seconds of the first pass that are still to come."""
+    todo = missing(config.concurrency, reference_among(config.variants), rows)
+    return session.pace.points_s(level for _, level, _ in todo)
 
 
 def tune_manifest(config: SweepConfig, options: TuneOptions, command: Sequence[str]) -> Manifest:
@@ -207,21 +175,28 @@ def tune_manifest(config: SweepConfig, options: TuneOptions, command: Sequence[s
 Take = Callable[[Variant, Policy | None, int, int], LevelRow]
 
 
-def measurer(bench: Bench, session: Session) -> Take:
-    """How `search` takes a point on servers that are up."""
+def measurer(bench: Bench, session: Session, home: RunWriter | None = None) -> Take:
+    """How `search` takes a point on servers that are up.
+
+    Args:
+        bench: takes it.
+        session: the rest.
+        home: the run folder with the servers' logs; None where it is the bench's own.
+    """
+
+    def told(key: PointKey) -> Callable[[float], None]:
+        return lambda seconds_in: session.reporter.point(key, session.budget.left_s)
 
     def take(variant: Variant, policy: Policy | None, concurrency: int, repeat: int) -> LevelRow:
         key = PointKey(variant, concurrency, repeat)
-        row = session.point(bench.writer, str(key), lambda: bench.measure(key, policy, _progress(session, key)))
         # Numbers that keep trials apart mean nothing to people.
-        session.reporter.row(msgspec.structs.replace(row, repeat=1) if repeat >= CONFIRMATION else row)
+        shown = PointKey(variant, concurrency, 1 if repeat >= CONFIRMATION else repeat)
+        watching = session.pace.watching(concurrency)
+        row = session.point(home or bench.writer, str(key), watching, lambda: bench.measure(key, policy, told(shown)))
+        session.reporter.row(msgspec.structs.replace(row, repeat=shown.repeat))
         return row
 
     return take
-
-
-def _progress(session: Session, key: PointKey) -> Callable[[float], None]:
-    return lambda seconds: session.reporter.point(key, seconds)
 
 
 def reference_block(take: Take, config: SweepConfig, variant: Variant, rows: list[LevelRow]) -> None:
@@ -231,13 +206,18 @@ def reference_block(take: Take, config: SweepConfig, variant: Variant, rows: lis
         rows.extend([take(variant, None, level, 1) for level in config.concurrency if level not in done])
 
 
-def _blocks(config: SweepConfig, rows: Sequence[LevelRow]) -> list[tuple[ServerPlan, ...]]:
-    """All servers at once where they fit; else the reference first, and the patched server after it."""
+def blocks(config: SweepConfig, reference_done: bool) -> list[tuple[ServerPlan, ...]]:
+    """All servers at once where they fit; else the reference first, where it is not done, and the patched one after."""
     plans = server_plans(config)
-    if together(config):
+    if config.together:
         return [plans]
-    have = {row.concurrency for row in rows if row.usable and row.variant == reference_of(config)}
-    return [(plan,) for plan in plans if plan.name == "speculative" or not have >= set(config.concurrency)]
+    return [(plan,) for plan in plans if plan.name == "speculative" or not reference_done]
+
+
+def has_reference(config: SweepConfig, rows: Iterable[LevelRow]) -> bool:
+    """Whether the reference is measured at every level."""
+    have = {row.concurrency for row in rows if row.usable and row.variant == reference_among(config.variants)}
+    return have >= set(config.concurrency)
 
 
 def let_play_dynamic(bench: Bench, writer: RunWriter) -> None:
@@ -257,11 +237,6 @@ def let_play_dynamic(bench: Bench, writer: RunWriter) -> None:
     )
 
 
-def reference_of(config: SweepConfig) -> Variant | None:
-    """What an operator would otherwise run; None where it is not measured."""
-    return next((v for v in config.variants if v in ("baseline", "baseline_no_overlap")), None)
-
-
-def _my_name(writer: RunWriter) -> str:
+def my_name(writer: RunWriter) -> str:
     """This tuner's name among those that share a study: the same after a crash, another on another folder."""
     return f"{socket.gethostname()}:{writer.path.resolve()}"

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from harness.errors import UserError
 from tuner.recommend import Recommendation
+from tuner.words import BESIDE
 
 
 def tell(found: Recommendation) -> None:
@@ -18,7 +19,7 @@ def tell(found: Recommendation) -> None:
     if found.source == "simulated":
         out.print("SIMULATED: nothing below was measured", style="bold red")
     out.print(found.words["recommended"], style="bold", soft_wrap=True, markup=False)
-    for part in ("combination", "ladder", "hysteresis", "confidence", "rejected", "would_change"):
+    for part in (*BESIDE, "confidence", "rejected", "would_change"):
         if part in found.words:
             out.print(found.words[part], soft_wrap=True, markup=False)
     for warning in found.warnings:

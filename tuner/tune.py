@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,19 +11,24 @@ import optuna
 from harness.config import SweepConfig
 from harness.errors import UserError
 from harness.load import require_files_for
+from harness.pace import Pace
 from harness.records import Manifest, Variant
 from harness.runfolder import RunFolder, RunWriter
-from harness.sweep import Keys, Reporter, interruptible, point_seconds
+from harness.sweep import Keys, Reporter, interruptible
 from tuner import recommend
 from tuner.asked import TuneOptions, TuneOutcome
 from tuner.budget import Budget, check_budget, plan
 from tuner.combinations import wanted
+from tuner.contexts import across, folder_of, with_contexts
 from tuner.history import note_history, spent_before
 from tuner.outcome import tuned
 from tuner.recommend import Recommendation
-from tuner.restarts import Compared, compare, keep_points, with_combinations
+from tuner.restarts import compare, keep_points, with_combinations
 from tuner.search import Found
-from tuner.session import Session, Stopped, live, tune_manifest
+from tuner.session import live, tune_manifest
+from tuner.shared import Session, Stopped
+
+Complete = Callable[[Recommendation], Recommendation]
 
 
 def run_tune(
@@ -53,15 +58,18 @@ def run_tune(
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # what its trials gave is told in our words
     config = tuning_config(config)
     check_budget(config, options)
+    if options.context_lengths and not resume:
+        config = msgspec.structs.replace(config, input_tokens=max(options.context_lengths))
     require_files_for(config.max_concurrency, config.client_workers)
     spent_s = since_s + (spent_before(out) if resume else 0.0)
-    budget = Budget(options.budget_s, point_seconds(config), spent_s)
+    budget = Budget(options.budget_s, spent_s)
     manifest = tune_manifest(config, options, command)
     with _unchanged(out, manifest) if resume else RunWriter.create(out, manifest) as writer, interruptible() as stop:
         for line in plan(config, options):
             reporter.say(line)
         try:
-            found, compared = _found(config, writer, Session(options, budget, reporter, keys, command, stop))
+            session = Session(options, budget, Pace(config, writer.rows), reporter, keys, command, stop)
+            found, complete = _found(config, writer, session)
         except Stopped:
             return _outcome(out, None, "interrupted")
     run = RunFolder(out)
@@ -69,23 +77,28 @@ def run_tune(
         reporter.say(f"warning: nothing can be judged: {recommend.what_is_missing(run)}")
         return _outcome(out, None, "nothing usable")
     made = tuned(run, found, options.slack, options.objective, options.weights, config.seed)
-    if compared is not None:
-        made = with_combinations(made, compared)
+    made = complete(made)
     recommend.write(made, out / recommend.FILE)
     said = {"threshold": made.threshold, "interval": made.interval, "reason": found.reason}
     note_history(out, "recommendation", **said, spent_s=budget.spent_s)
     return _outcome(out, made, found.reason)
 
 
-def _found(config: SweepConfig, writer: RunWriter, session: Session) -> tuple[Found | None, Compared | None]:
-    """What the search found, and how combinations of draft settings compared where they are searched."""
+def _found(config: SweepConfig, writer: RunWriter, session: Session) -> tuple[Found | None, Complete]:
+    """What the search found, and what its recommendation is completed with: combinations, or context lengths."""
+    if session.options.context_lengths:
+        lengths = across(config, writer, session)
+        if lengths is None:
+            return None, lambda made: made
+        keep_points(folder_of(writer.path, lengths.decides), writer)
+        return lengths.found, lambda made: with_contexts(made, lengths)
     if not wanted(config, session.options.search):
-        return live(config, writer, session), None
+        return live(config, writer, session), lambda made: made
     compared = compare(config, writer, session)
     if compared is None:
-        return None, None
-    keep_points(compared, writer)
-    return compared.best.found, compared
+        return None, lambda made: made
+    keep_points(writer.path / compared.best.combination.name, writer)
+    return compared.best.found, lambda made: with_combinations(made, compared)
 
 
 def tuning_config(config: SweepConfig) -> SweepConfig:

@@ -21,7 +21,7 @@ from harness.runfolder import RunFolder
 from harness.sweep import Keys
 from tuner import plots, trial_plots
 from tuner.asked import TuneOptions
-from tuner.knobs import parse_search
+from tuner.knobs import parse_lengths, parse_search
 from tuner.recommend import Objective
 from tuner.study import check_storage
 from tuner.texts import choice, last_line, share, tell
@@ -72,6 +72,9 @@ def tune(
             help="what may vary: threshold, resume_at, min_dwell (live); num_steps=1,3,5, topk, draft_tokens (restarts)"
         ),
     ] = None,
+    context_lengths: Annotated[
+        str | None, typer.Option(help="prompt lengths, 2 or 3, each with curves of its own: 128,2048")
+    ] = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage that several tuners share: a URL")] = None,
     study: Annotated[str | None, typer.Option(help="name of the shared study")] = None,
     **flags: Any,
@@ -84,6 +87,7 @@ def tune(
         "objective": choice(objective_name, Objective, "--objective") if objective_name else None,
         "weights": weights_from(weights, watch) if weights else None,
         "search": parse_search(search) if search else None,
+        "context_lengths": parse_lengths(context_lengths) if context_lengths else None,
         "storage": check_storage(storage) if storage else None,
         "study": study,
     }

@@ -78,6 +78,13 @@ def in_words(waves: dict[Wave, Arrivals]) -> str:
     )
 
 
+def row_in_words(row: LevelRow) -> str:
+    """What a point under waves gave, for people."""
+    if not row.usable or row.in_flight_mean is None:
+        return f"{row.status}: {row.verdict}"
+    return f"{row.in_flight_mean:.1f} requests in flight on average, {row.switches} switches"
+
+
 def most_in_flight(config: SweepConfig, threshold: int) -> int:
     """Requests that are in flight under waves around a threshold, at most."""
     return max(config.max_concurrency, 4 * threshold)

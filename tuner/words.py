@@ -8,6 +8,8 @@ from tuner import objective
 from tuner.curves import Pivot
 from tuner.objective import Curves, LatencyC1, LiteralAnswer
 
+BESIDE = ("combination", "contexts", "ladder", "hysteresis")  # paragraphs that only some tunings have
+
 
 def words(
     fit: Pivot,
@@ -47,6 +49,16 @@ def span(low: int | None, high: int | None) -> str:
         return name(low)
     ends = ("never speculating" if low == 0 else low, "never disabling" if high is None else high)
     return f"{ends[0]} to {ends[1]}"
+
+
+def change(gain: float, se: float) -> str:
+    """A gain in log score, with its standard error, as a share."""
+    return f"{100 * math.expm1(gain):+.1f} % of score ({error(se)})"
+
+
+def error(se: float) -> str:
+    """A standard error of a logarithm, as a share."""
+    return f"standard error {100 * se:.1f} %" if math.isfinite(se) else "error not known yet"
 
 
 def _recommended(fit: Pivot, threshold: int | None, aim: str, blind: bool) -> str:

@@ -28,6 +28,7 @@ def test_defaults_are_a_valid_sweep() -> None:
     [
         ({"variants": ["eagel3"]}, "did you mean 'eagle3'"),
         ({"concurrency": [0]}, "each from 1 to 65536"),
+        ({"sim": "any", "topk": 4}, "simulated servers draft chains; give --topk 1"),
         ({"concurrency": []}, "at least one level"),
         ({"concurrency": [4, 4]}, "given twice"),
         ({"concurrency": ["x"]}, "Expected `int`"),

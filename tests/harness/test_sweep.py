@@ -39,10 +39,10 @@ class Recorder:
     def say(self, line: str) -> None:
         self.lines.append(line)
 
-    def plan(self, points: int, seconds: float) -> None:
+    def plan(self, points: int, seconds: float, at_most: bool = False) -> None:
         self.lines.append(f"{points} points")
 
-    def point(self, key: PointKey, seconds_in: float) -> None:
+    def point(self, key: PointKey, left_s: float) -> None:
         pass
 
     def row(self, row: LevelRow) -> None:

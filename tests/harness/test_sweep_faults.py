@@ -35,15 +35,17 @@ class Saboteur:
     def __init__(self, in_point: Callable[[], object] | None = None, after: Callable[[], object] | None = None) -> None:
         self.rows: list[LevelRow] = []
         self._in_point, self._after = in_point, after
+        self._told_s = 0.0  # left at first
 
     def say(self, line: str) -> None:
         """Not of interest."""
 
-    def plan(self, points: int, seconds: float) -> None:
+    def plan(self, points: int, seconds: float, at_most: bool = False) -> None:
         """Not of interest."""
 
-    def point(self, key: PointKey, seconds_in: float) -> None:
-        if self._in_point is not None and seconds_in > 0.3:
+    def point(self, key: PointKey, left_s: float) -> None:
+        self._told_s = self._told_s or left_s
+        if self._in_point is not None and self._told_s - left_s > 0.3:
             self._in_point()
             self._in_point = None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from tests.tuner.runs import manifest, rows, write_run
-from tuner.recommend import recommend
+from tuner.recommend import FILE, recommend, write
 from tuner.report import plain, save_report
 
 VOID = {"meta", "br", "link", "use", "path"}
@@ -117,3 +117,14 @@ def test_a_run_without_an_answer_still_reports(tmp_path: Path) -> None:
 def test_plain_values() -> None:
     """Mappings, lists and what is not known read as text."""
     assert plain({"a": [1, 2], "b": None}) == "a: 1, 2; b: not known"
+
+
+def test_what_a_tuning_found_beside_the_threshold_is_told(tmp_path: Path) -> None:
+    """Its sentences on contexts and hysteresis stand on the page; a run without them has none."""
+    run = write_run(tmp_path / "run")
+    made = recommend(run)
+    assert "By length of the prompt" not in save_report(run).read_text()
+    beside = {"contexts": "By length of the prompt: two.", "hysteresis": "Resume at 9."}
+    write(msgspec.structs.replace(made, words=made.words | beside), run.path / FILE)
+    page = save_report(run).read_text()
+    assert all(sentence in page for sentence in beside.values())

@@ -16,24 +16,28 @@ import pytest
 
 import harness.workload
 from benchmarks.worlds import Machine
-from harness.config import SweepConfig, make_config
+from harness import pace
+from harness.config import SweepConfig, load_config, make_config
 from harness.errors import UserError
 from harness.records import LevelRow, PointKey, ServerRecord, VariantRecord
 from harness.runfolder import RunFolder, RunWriter
 from harness.sweep import Keys
-from patched_worker.policy import Policy
+from patched_worker.policy import Gate, Policy
 from tests.tuner.test_search import world
-from tuner import budget, restarts, session, tune
+from tuner import budget, contexts, restarts, session
 from tuner.asked import TuneOptions, TuneOutcome
+from tuner.export import Server, export
 from tuner.history import spent_before
 from tuner.hysteresis import Candidate, Wave, design, point_number
 from tuner.knobs import parse_search
-from tuner.recommend import read
+from tuner.recommend import dumped, read
 from tuner.study import storage_of
 from tuner.tune import run_tune
-from tuner.tune_cli import seconds
+from tuner.tune_cli import _resumed, seconds
 
-CONFIG = make_config({"sim": "any", "concurrency": [1, 2, 4, 8, 16, 32, 64, 128, 256], "duration": 1.0, "warmup": 0.0})
+GUESS = SweepConfig.point_s_at
+ROOT = Path(__file__).parent.parent.parent
+CONFIG = make_config({"sim": "any", "concurrency": [1, 2, 4, 8, 16, 32, 64, 128, 256], "duration": 0.5, "warmup": 0.0})
 
 
 class Quiet:
@@ -45,10 +49,10 @@ class Quiet:
     def say(self, line: str) -> None:
         self.lines.append(line)
 
-    def plan(self, points: int, seconds: float) -> None:
+    def plan(self, points: int, seconds: float, at_most: bool = False) -> None:
         self.lines.append(f"{points} points")
 
-    def point(self, key: PointKey, seconds_in: float) -> None:
+    def point(self, key: PointKey, left_s: float) -> None:
         raise AssertionError("this bench reports no progress")
 
     def row(self, row: LevelRow) -> None:
@@ -58,17 +62,18 @@ class Quiet:
 class FakeBench:
     """Stands in for servers: measures a world, writes rows like the real bench."""
 
-    def __init__(self, writer: RunWriter, machine: Machine, on_point: Callable[[int], None]) -> None:
+    def __init__(self, writer: RunWriter, machine: Machine, on_point: Callable[[int, int], None]) -> None:
         self.config = CONFIG
         self.writer = writer
         self.servers: dict[str, Any] = {"baseline": None, "eagle3": None, "forced_off": None}
         self.machine = machine
         self.on_point = on_point
+        self.stop = threading.Event()
 
     def measure(self, key: PointKey, policy: Policy | None, on_progress: object) -> LevelRow:
         row = self.machine.measure(key.variant, policy, key.concurrency, key.repeat)
         self.writer.put_row(row)
-        self.on_point(self.machine.points)
+        self.on_point(self.machine.points, key.concurrency)
         return row
 
 
@@ -76,7 +81,7 @@ class FakeBench:
 def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A world in the place of servers, and a clock that points advance; `stop_at` interrupts after so many points."""
     state: dict[str, Any] = {"machine": Machine(world(noise=0.02), seed=3), "stop_at": None, "starts": 0, "clock": 0.0}
-    state |= {"started": [], "machines": {}, "point_s": 1.0}
+    state |= {"started": [], "machines": {}, "point_s": lambda level: 1.0, "start_s": 0.0}
 
     @contextmanager
     def opened(
@@ -89,24 +94,33 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         stop: threading.Event,
     ) -> Iterator[FakeBench]:
         state["starts"] += 1
+        state["clock"] += state["start_s"]
         state["workload"] = workload
         played = {v: VariantRecord("7@1") for v in ("baseline", "eagle3", "forced_off")}
         servers = {"7@1": ServerRecord("7@1", "http://127.0.0.1:1", server_args={"speculative_num_steps": 3})}
         writer.set_manifest(msgspec.structs.replace(writer.manifest, variants=played, servers=servers))
         state["started"].append((config.draft_steps, config.variants))
         machine = state["machines"].get(config.draft_steps, state["machine"])
-        yield FakeBench(writer, machine, lambda n: on_point(n, stop))
+        bench = FakeBench(writer, machine, lambda n, level: on_point(n, level, stop))
+        bench.stop = stop
+        yield bench
 
-    def on_point(points: int, stop: threading.Event) -> None:
-        state["clock"] += state["point_s"]
+    def on_point(points: int, level: int, stop: threading.Event) -> None:
+        state["clock"] += state["point_s"](level)
         if points == state["stop_at"]:
             stop.set()
 
-    for module in (session, restarts):
+    def at_a_length(
+        config: SweepConfig, writer: RunWriter, servers: object, requests: object, attempts: object, stop: Any
+    ) -> FakeBench:
+        return FakeBench(writer, state["machines"][config.input_tokens], lambda n, level: on_point(n, level, stop))
+
+    for module in (session, restarts, contexts):
         monkeypatch.setattr(module, "opened", opened)
-    monkeypatch.setattr(budget, "now_s", lambda: state["clock"])
-    for module in (tune, budget):
-        monkeypatch.setattr(module, "point_seconds", lambda config: 1.0)
+    monkeypatch.setattr(contexts, "Bench", at_a_length)
+    for module in (budget, pace):
+        monkeypatch.setattr(module, "now_s", lambda: state["clock"])
+    monkeypatch.setattr(SweepConfig, "point_s_at", lambda config, level: 1.0)
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     return state
 
@@ -149,13 +163,37 @@ def test_interrupted_and_resumed(tmp_path: Path, lab: dict[str, Any]) -> None:
 
 def test_what_was_spent_counts_after_resumption(tmp_path: Path, lab: dict[str, Any]) -> None:
     """As the clock had it, though points took twice as long as was guessed; the time between the commands is free."""
-    lab |= {"stop_at": 35, "point_s": 2.0}
+    lab |= {"stop_at": 35, "point_s": lambda level: 2.0}
     run(tmp_path / "run", TuneOptions(budget_s=90))
     assert spent_before(tmp_path / "run") == lab["clock"] == 70.0
     lab["clock"] += 1000.0
     again, _ = run(tmp_path / "run", TuneOptions(budget_s=90), resume=True)
     assert again.recommendation is not None
     assert lab["clock"] <= 1090.0
+
+
+def test_a_budget_holds_where_large_levels_take_long(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """Around the pivot points take longer than the mean of all: no more of them begin than there is time for."""
+    lab["point_s"] = lambda level: 6.0 if level > 40 else 0.5
+    outcome, _ = run(tmp_path / "run", TuneOptions(budget_s=300))
+    assert outcome.recommendation is not None
+    assert outcome.ended == "budget"
+    assert 200 < lab["clock"] <= 300
+
+
+def test_the_tuning_of_an_h200_fits_into_a_quarter_of_an_hour(
+    tmp_path: Path, lab: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As committed, with starts as long as measured and points a fifth longer than planned: to the last live check."""
+    monkeypatch.setattr(SweepConfig, "point_s_at", GUESS)
+    config = make_config(load_config(ROOT / "results" / "configs" / "h200-0.5.16-v2-tune.toml") | {"sim": "any"})
+    lab |= {"start_s": 160.0, "point_s": lambda level: 1.2 * config.point_s_at(level)}
+    outcome = run_tune(config, TuneOptions(budget_s=900), tmp_path / "run", [], Quiet(), Keys())
+    assert outcome.recommendation is not None
+    assert outcome.recommendation.evidence["confirmed"] is not None
+    assert outcome.recommendation.evidence["trials"] > 0
+    assert lab["starts"] == 1
+    assert lab["clock"] <= 900
 
 
 def test_a_budget_that_cannot_do_is_refused_before_anything_starts(tmp_path: Path, lab: dict[str, Any]) -> None:
@@ -214,9 +252,10 @@ def test_hysteresis_is_ranked_where_it_is_asked(
                 row = lab["machine"].measure("dynamic", policy, 64, point_number(wave, round_, candidate))
                 better = (policy.resume_at, policy.min_dwell) == (favoured[0].resume_at, favoured[0].min_dwell)
                 stay = 20 * (0.9 if better else 1.0) * (1 + 0.01 * (candidate % 3 - 1))
+                lab["clock"] += 1.0
                 return msgspec.structs.replace(row, in_flight_mean=stay, switches=3)
 
-            yield FakeBench(writer, lab["machine"], lambda n: None), measure
+            yield FakeBench(writer, lab["machine"], lambda n, level: None), measure
 
     monkeypatch.setattr("tuner.waves.wave_bench", wave_bench)
     monkeypatch.setattr("tuner.waves.waves_around", lambda *about: {})
@@ -245,7 +284,7 @@ def test_a_server_that_dies_under_waves_is_named_with_its_logs(
                 row = lab["machine"].measure("dynamic", policy, 64, point_number(wave, round_, candidate))
                 return msgspec.structs.replace(row, verdict="server_died")
 
-            yield FakeBench(writer, lab["machine"], lambda n: None), measure
+            yield FakeBench(writer, lab["machine"], lambda n, level: None), measure
 
     monkeypatch.setattr("tuner.waves.wave_bench", wave_bench)
     monkeypatch.setattr("tuner.waves.waves_around", lambda *about: {})
@@ -325,6 +364,97 @@ def test_a_combination_that_does_not_start_is_named(tmp_path: Path, lab: dict[st
     outcome, _ = run(tmp_path / "run", TuneOptions(budget_s=300, trials=1, search=parse_search("num_steps=3,5")))
     assert outcome.recommendation is not None
     assert "steps5-topk1-tokens6 (server speculative ended" in outcome.recommendation.words["combination"]
+
+
+def at_lengths(noise: float = 0.01, **gains: float) -> dict[int, Machine]:
+    """A machine for each context length: the pivot is at 113 for a gain of 1, and rises with it."""
+    return {int(name[1:]): Machine(world(noise=noise, gain=gain), seed=7) for name, gain in gains.items()}
+
+
+def test_context_lengths_are_curves_of_their_own(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """One server life; the smallest pivot is kept and tried live; the ladder follows each length's own pivot."""
+    lab["machines"] = at_lengths(t128=0.9, t2048=1.05)
+    options = TuneOptions(budget_s=220, trials=2, context_lengths=(128, 2048))
+    outcome, lines = run(tmp_path / "run", options)
+    made = outcome.recommendation
+    assert made is not None
+    assert lab["starts"] == 1
+    short, long = made.contexts
+    for pivot in (short, long):
+        truth = lab["machines"][pivot.input_tokens].world.pivot
+        assert pivot.interval[0] <= truth <= pivot.interval[1]
+    assert (short.mean_context, made.threshold) == (192, short.threshold)
+    policy = made.policy
+    assert Gate(policy, 3).decide(short.threshold, short.threshold * 4000)
+    assert Gate(policy, 3).decide(long.threshold, long.threshold * 4000)
+    assert not Gate(policy, 3).decide(long.threshold, long.threshold * 192)
+    assert "128 tokens" in made.words["contexts"]
+    assert "ladder banded by batch and context" in made.words["contexts"]
+    assert "54 points, about 54 s" in "".join(lines)
+    assert lab["clock"] <= 220
+    whole, decides = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run" / "context-128")
+    assert whole.levels() == decides.levels()
+    assert whole.manifest.workload == decides.manifest.workload
+    assert {row.variant for row in whole.levels()} == {"baseline", "eagle3", "forced_off", "dynamic"}
+    assert read(whole) == made
+    assert export(made, "json", Server(3, (), 256)).text == dumped(made)
+    with pytest.raises(UserError, match="context length"):
+        export(made, "sglang-adaptive", Server(3, (), 256))
+
+
+def test_context_lengths_that_agree_need_no_ladder(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """Overlapping intervals are said to be that, and one threshold stays."""
+    lab["machines"] = at_lengths(t128=1.0, t2048=1.0)
+    outcome, _ = run(tmp_path / "run", TuneOptions(budget_s=200, trials=0, context_lengths=(128, 2048)))
+    assert outcome.recommendation is not None
+    assert outcome.recommendation.ladder is None
+    assert "nothing here calls for a ladder" in outcome.recommendation.words["contexts"]
+
+
+def test_context_lengths_go_on_where_they_stopped(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """Interrupted at the second length, the first is not measured again; a finished tuning can be resumed too."""
+    lab["machines"] = at_lengths(t128=0.9, t2048=1.05)
+    lab["machines"][128].points = 1000  # so that only the second length reaches the point that stops
+    lab["stop_at"] = 12
+    options = TuneOptions(budget_s=220, trials=1, context_lengths=(128, 2048))
+    first, _ = run(tmp_path / "run", options)
+    assert first.ended == "interrupted"
+    lab["stop_at"] = None
+    taken = lab["machines"][128].points
+    again, _ = resumed(tmp_path / "run")
+    assert again.recommendation is not None
+    pairs = [row for row in RunFolder(tmp_path / "run" / "context-128").levels() if row.variant == "eagle3"]
+    assert len(pairs) == len({(row.concurrency, row.repeat) for row in pairs})
+    assert lab["machines"][128].points - taken < 27
+    last, _ = resumed(tmp_path / "run")
+    assert last.recommendation is not None
+    assert [pivot.input_tokens for pivot in last.recommendation.contexts] == [128, 2048]
+
+
+def resumed(path: Path) -> tuple[TuneOutcome, list[str]]:
+    """As the command resumes: settings and options are those of the manifest."""
+    config, options, _ = _resumed(path)
+    reporter = Quiet()
+    return run_tune(config, options, path, ["specpivot", "tune"], reporter, Keys(), resume=True), reporter.lines
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "says"),
+    [
+        ({"dataset": "prompts.jsonl"}, {}, "leave --dataset out"),
+        ({}, {"search": parse_search("resume_at")}, "leave out --search"),
+        ({}, {"objective": "throughput"}, "leave out --search and --objective"),
+        ({}, {"budget_s": 50}, "at 2 context lengths takes 54 points, 54 s"),
+    ],
+)
+def test_context_lengths_that_cannot_be_searched_are_refused(
+    tmp_path: Path, lab: dict[str, Any], config: dict[str, Any], options: dict[str, Any], says: str
+) -> None:
+    """Before anything starts, with what to leave out."""
+    asked = TuneOptions(context_lengths=(128, 2048), **options)
+    with pytest.raises(UserError, match=says):
+        run_tune(msgspec.structs.replace(CONFIG, **config), asked, tmp_path / "run", [], Quiet(), Keys())
+    assert not (tmp_path / "run").exists()
 
 
 def test_combinations_need_servers_that_tune_can_start(tmp_path: Path) -> None:

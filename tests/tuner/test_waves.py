@@ -18,7 +18,8 @@ from tests.tuner.runs import eagle3, rows
 from tests.tuner.test_tune import Quiet
 from tuner.asked import TuneOptions
 from tuner.hysteresis import Wave
-from tuner.session import SharedRequests, let_play_dynamic
+from tuner.session import let_play_dynamic
+from tuner.shared import SharedRequests
 from tuner.tune import tune_manifest, tuning_config
 from tuner.waves import in_words, wave_bench, waves_around
 

@@ -97,7 +97,7 @@ class CurvesAnswer(msgspec.Struct, frozen=True):
     pivot: PivotAnswer | None
 
 
-class RecommendationAnswer(msgspec.Struct, frozen=True):
+class RecommendationAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """recommendation.json; its four paragraphs stand in `words` as a list."""
 
     schema: int
@@ -108,6 +108,7 @@ class RecommendationAnswer(msgspec.Struct, frozen=True):
     min_dwell_steps: int
     shape: Shape
     ladder: list[dict[str, int | None]] | None
+    contexts: list[dict[str, Any]] = []
     objective: Literal["score", "throughput"]
     score: float
     score_interval: list[float]

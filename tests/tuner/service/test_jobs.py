@@ -415,7 +415,7 @@ def test_a_registered_server_is_attached_to_as_what_it_plays(tmp_path: Path, mon
     attached = [[flag.partition("=")[2] for flag in plan.flags if flag.startswith("--attach")] for plan, _ in plans]
     both = [f"eagle3={url}", f"forced_off={url}"]
     assert attached == [both, [f"eagle3={url}", f"dynamic={url}", f"forced_off={url}"], [f"eagle3={url}"], both]
-    assert [plan.points for plan, _ in plans] == [2 * 7 * 3, 3 * 7, 3, 60]
+    assert [plan.points for plan, _ in plans] == [2 * 7 * 3, 3 * 7, 3, 54]  # 8 s of load take 11 s
     assert all(keys == {"SPECPIVOT_ADMIN_API_KEY": "hush-hush"} for _, keys in plans)
     assert "hush" not in json.dumps([plan.flags for plan, _ in plans])
 
