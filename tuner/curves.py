@@ -94,9 +94,15 @@ def pivot(rows: Iterable[LevelRow], reference: Variant | None = None, seed: int 
     """
     good = usable(rows)
     off, warnings = off_variant(good, reference)
-    paired = log_ratios(table(good, "eagle3"), table(good, off))
+    on, without = table(good, "eagle3"), table(good, off)
+    paired = log_ratios(on, without)
     if not paired:
         return None
+    if apart := [str(c) for c in paired if not on[c].keys() & without[c].keys()]:
+        warnings += (
+            f"C={', '.join(apart)}: no repeat has a usable point of both eagle3 and {off}, so whatever drifted between"
+            " repeats counts there; --resume measures again what is not usable",
+        )
     batches, measured = decode_batches(good, ("eagle3", off))
     if not all(measured[c] for c in paired):
         warnings += ("the server did not report its decode batch everywhere: the concurrency stands in for it there",)

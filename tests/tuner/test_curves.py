@@ -88,6 +88,15 @@ def test_concurrency_stands_in_for_an_unreported_batch() -> None:
     assert any("concurrency stands in" in warning for warning in found.warnings)
 
 
+def test_points_of_different_repeats_are_said_to_be_apart() -> None:
+    """Where each repeat of a level has lost one of its two points, the ratio is of what drifted too."""
+    top = LEVELS[-1]
+    kept = [row for row in rows(noise=1e-6) if row.concurrency != top or (row.variant == "eagle3") == (row.repeat == 1)]
+    found = pivot(kept)
+    assert found is not None
+    assert [warning.split(":")[0] for warning in found.warnings] == [f"C={top}"]
+
+
 def test_one_repeat_is_said_to_be_one() -> None:
     """A single repeat still gives an interval, from the points' own, and a warning."""
     found = pivot(rows(repeats=1))
