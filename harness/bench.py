@@ -220,7 +220,8 @@ class Bench:
             row = replace(row, status="invalid", verdict="simulation_slipped")
         figures = metrics.row_fields()
         if steps is not None:
-            figures["accept_len"] = steps.accept_len  # requests cannot tell plain steps from verify steps
+            # Requests cannot tell plain steps from verify steps; the worker's sums have no interval.
+            figures |= {"accept_len": steps.accept_len, "accept_len_low": None, "accept_len_high": None}
         generated = None if before.generated is None or after.generated is None else after.generated - before.generated
         return replace(
             row,
