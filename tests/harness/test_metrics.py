@@ -168,7 +168,9 @@ def test_the_order_of_records_does_not_matter() -> None:
 def test_every_latency_has_an_interval_around_it() -> None:
     """With enough requests both ends of each; they hold the figure, and do not depend on the records' order."""
     records = [
-        request(i * 0.004, (4000 + 13 * (i % 97), *(900 + i * i * k % 211 for k in range(1, 9))), verify_steps=5 + i % 2)
+        request(
+            i * 0.004, (4000 + 13 * (i % 97), *(900 + i * i * k % 211 for k in range(1, 9))), verify_steps=5 + i % 2
+        )
         for i in range(1500)
     ]
     got = level_metrics(records, 0.0, 7.0)
