@@ -18,23 +18,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
-import statistics
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
-import scipy.stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -51,6 +43,8 @@ from benchmarks.peers import (
     sglang,
     vllm,
 )
+from benchmarks.tool_rows import cpu_ratios, medians, table
+from benchmarks.tool_runs import Result, Tool, measure
 from harness.load import run_closed_loop
 from harness.load_plan import LoadPlan
 from harness.metrics import level_metrics
@@ -61,27 +55,6 @@ from harness.transport import TransportName
 from harness.workload import WorkloadPlan
 
 ROOT = Path(__file__).resolve().parent.parent
-TIMING = Timing(ttft_s=0.05, gap_s=0.01)
-FIGURES = (
-    *("ttft_added_p50_s", "gap_added_p99_s", "tok_per_s"),
-    *("cpu_s_per_1k_tokens", "whole_cpu_s_per_1k_tokens", "in_flight_max"),
-)
-WAVES = 5  # requests per slot
-TIMEOUT_S = 600.0  # some peers start a dozen processes
-
-
-class Result(msgspec.Struct, frozen=True):
-    """One run: the tool's figures less the mock's, and what it cost."""
-
-    tool: str
-    concurrency: int
-    ttft_added_p50_s: float | None
-    gap_added_p99_s: float | None
-    tok_per_s: float
-    cpu_s_per_1k_tokens: float  # to the last chunk
-    whole_cpu_s_per_1k_tokens: float  # to the end of the process
-    in_flight_max: int
-    complete: bool
 
 
 def specpivot(case: Case, transport: TransportName, workers: int, checkout: Path = ROOT) -> list[str]:
@@ -99,9 +72,6 @@ def specpivot(case: Case, transport: TransportName, workers: int, checkout: Path
 
 def read_own(out: Path) -> Reported:
     return msgspec.json.decode(out.read_bytes(), type=Reported)
-
-
-Tool = tuple[Callable[[Case], list[str]], Callable[[Path], Reported]]
 
 
 def tools(options: argparse.Namespace) -> dict[str, Tool]:
@@ -122,86 +92,6 @@ def tools(options: argparse.Namespace) -> dict[str, Tool]:
     if options.guidellm:
         found["guidellm"] = (lambda case: guidellm(case, options.guidellm, tokenizer)), read_guidellm
     return {name: tool for name, tool in found.items() if not options.tools or name in options.tools}
-
-
-def measure(name: str, tool: Tool, concurrency: int, options: argparse.Namespace) -> Result | None:
-    """Run one tool once; None where it failed."""
-    make, read = tool
-    requests = concurrency * WAVES
-    with (
-        running_mock(TIMING, core=options.server_core) as url,
-        tempfile.TemporaryDirectory() as folder,
-        (Path(folder) / "log").open("wb") as log,
-    ):
-        case = Case(name, url, concurrency, requests, Path(folder) / "out.json")
-        process = psutil.Popen(make(case), stdout=log, stderr=subprocess.STDOUT)
-        process.cpu_affinity(options.client_cores)
-        cpu = watch_cpu(process)
-        try:
-            code = process.wait(TIMEOUT_S)
-        except psutil.TimeoutExpired:
-            code = None
-            kill(process)
-        truth = stamps(url)
-        try:
-            reported = read(case.out)
-        except (OSError, KeyError, ValueError, IndexError, TypeError) as error:
-            tail = Path(log.name).read_text(errors="replace")[-600:]
-            print(f"{name} at C={concurrency}: exit {code}, {error!r}: {tail}", file=sys.stderr)
-            return None
-    tokens = truth["chunks"]
-    return Result(
-        tool=name,
-        concurrency=concurrency,
-        ttft_added_p50_s=less(reported.ttft_p50_s, truth["ttft_p50_s"]),
-        gap_added_p99_s=less(reported.gap_p99_s, truth["gap_p99_s"]),
-        tok_per_s=tokens / (truth["last_s"] - truth["first_s"]),
-        cpu_s_per_1k_tokens=cpu_between(cpu, truth["first_s"], truth["last_s"]) / tokens * 1000,
-        whole_cpu_s_per_1k_tokens=cpu_between(cpu, truth["first_s"], math.inf) / tokens * 1000,
-        in_flight_max=truth["in_flight_max"],
-        complete=truth["requests"] >= requests,
-    )
-
-
-def watch_cpu(process: psutil.Popen) -> list[tuple[float, float]]:
-    """(time, CPU seconds of the process and its children so far), twenty times a second until it ends."""
-    samples: list[tuple[float, float]] = []
-    ended: dict[int, float] = {}
-
-    def watch() -> None:
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            try:
-                for each in [process, *process.children(recursive=True)]:
-                    times = each.cpu_times()
-                    ended[each.pid] = times.user + times.system
-            except psutil.NoSuchProcess:
-                pass
-            samples.append((time.monotonic(), sum(ended.values())))
-            time.sleep(0.05)
-
-    threading.Thread(target=watch, daemon=True).start()
-    return samples
-
-
-def cpu_between(samples: list[tuple[float, float]], start_s: float, end_s: float) -> float:
-    inside = [cpu for at, cpu in samples if start_s - 0.05 <= at <= end_s + 0.05]
-    return inside[-1] - inside[0] if len(inside) > 1 else float("nan")
-
-
-def kill(process: psutil.Popen) -> None:
-    for each in [*process.children(recursive=True), process]:
-        each.kill()
-    process.wait()
-
-
-def stamps(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{url}/stamps") as answer:
-        body: dict[str, Any] = json.load(answer)
-        return body
-
-
-def less(value: float | None, truth: float | None) -> float | None:
-    return None if value is None or truth is None else value - truth
 
 
 def run_one(options: argparse.Namespace) -> None:
@@ -247,48 +137,6 @@ def run_memory(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def medians(results: list[Result]) -> Iterator[dict[str, Any]]:
-    """One row per tool and concurrency, in the order of first appearance."""
-    for place in dict.fromkeys((r.concurrency, r.tool) for r in results):
-        group = [r for r in results if (r.concurrency, r.tool) == place]
-        row: dict[str, Any] = {"concurrency": place[0], "tool": place[1], "runs": len(group)}
-        for name in FIGURES:
-            values = [value for r in group if (value := getattr(r, name)) is not None]
-            row[name] = statistics.median(values) if values else None
-        row["complete"] = all(r.complete for r in group)
-        yield row
-
-
-def cpu_ratios(results: list[Result]) -> Iterator[dict[str, Any]]:
-    """CPU to the end of the first tool over that of each other: geometric mean over the rounds and 95 % interval."""
-    for concurrency in dict.fromkeys(r.concurrency for r in results):
-        by_tool: dict[str, list[float]] = {}
-        for r in results:
-            if r.concurrency == concurrency:
-                by_tool.setdefault(r.tool, []).append(math.log(r.whole_cpu_s_per_1k_tokens))
-        first, *others = by_tool
-        for other in others:
-            logs = [a - b for a, b in zip(by_tool[first], by_tool[other], strict=False)]
-            row: dict[str, Any] = {"concurrency": concurrency, "over": other, "ratio": math.exp(statistics.fmean(logs))}
-            if len(logs) > 1:
-                half = float(scipy.stats.t.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
-                row |= {"low": row["ratio"] * math.exp(-half), "high": row["ratio"] * math.exp(half)}
-            yield row
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    head = (
-        "| C | tool | TTFT p50 added, ms | gap p99 added, ms | tok/s | CPU ms / 1,000 tokens | to the end | in flight |"
-    )
-    lines = [head, "|---|---|---|---|---|---|---|---|"]
-    for row in rows:
-        ttft, gap = ("" if row[k] is None else f"{row[k] * 1e3:.1f}" for k in ("ttft_added_p50_s", "gap_added_p99_s"))
-        cpu, whole = (f"{row[k] * 1e3:.1f}" for k in ("cpu_s_per_1k_tokens", "whole_cpu_s_per_1k_tokens"))
-        figures = f"{row['tok_per_s']:.0f} | {cpu} | {whole} | {row['in_flight_max']:.0f}"
-        lines.append(f"| {row['concurrency']} | {row['tool']} | {ttft} | {gap} | {figures} |")
-    return "\n".join(lines)
-
-
 def parsed() -> argparse.Namespace:
     cores = sorted(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -325,7 +173,7 @@ def main() -> None:
     for number in range(options.rounds):
         for concurrency in options.concurrency:
             for name, tool in tools(options).items():
-                result = measure(name, tool, concurrency, options)
+                result = measure(name, tool, concurrency, options.server_core, options.client_cores)
                 print(f"round {number + 1}: {result}", file=sys.stderr)
                 results += [result] if result is not None else []
     rows = list(medians(results))

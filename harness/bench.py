@@ -135,7 +135,7 @@ class Bench:
         plan, requests = self._load_plan(server, key), self._requests(server, key)
         run = run_open_loop if self.open_loop else run_closed_loop
         try:
-            with GpuSampler() as gpu:
+            with GpuSampler([gpu.index for gpu in server.record.gpus.counted]) as gpu:
                 result = run(plan, requests, key, self.attempts[key], keep, on_progress, self.stop)
         except WorkerCrashed:  # its own words are on standard error
             row = self._row(server, key, set_policy, "invalid", "client_crashed")
@@ -220,7 +220,8 @@ class Bench:
             row = replace(row, status="invalid", verdict="simulation_slipped")
         figures = metrics.row_fields()
         if steps is not None:
-            figures["accept_len"] = steps.accept_len  # requests cannot tell plain steps from verify steps
+            # Requests cannot tell plain steps from verify steps; the worker's sums have no interval.
+            figures |= {"accept_len": steps.accept_len, "accept_len_low": None, "accept_len_high": None}
         generated = None if before.generated is None or after.generated is None else after.generated - before.generated
         return replace(
             row,
@@ -269,7 +270,7 @@ class Bench:
 
 
 def with_gpu(row: LevelRow, gpu: GpuSampler, result: LoadResult) -> LevelRow:
-    """The row with what this machine's GPUs did in the window; as it is where there are none."""
+    """The row with what the server's GPUs did in the window; as it is where there are none."""
     figures = gpu.figures(result.zero_s + result.window_start_s, result.zero_s + result.window_end_s)
     if figures is None:
         return row
@@ -278,7 +279,7 @@ def with_gpu(row: LevelRow, gpu: GpuSampler, result: LoadResult) -> LevelRow:
         gpu_power_w=figures.power_w,
         gpu_utilisation=figures.utilisation,
         gpu_sm_clock_mhz=figures.sm_clock_mhz,
-        flags=f"{row.flags} gpu_throttled".strip() if figures.throttled else row.flags,
+        flags=" ".join([*row.flags.split(), *figures.flags]),
     )
 
 

@@ -158,12 +158,23 @@ def table(report: BenchReport) -> list[str]:
         lines += _open_lines(report.open, row.dropped or 0)
     spread = f" ({row.output_tok_per_s_low:,.0f} to {row.output_tok_per_s_high:,.0f})" if _has_interval(row) else ""
     lines.append(f"output      {_number(row.output_tok_per_s, 1)} tok/s{spread}")
-    lines.append(f"{'ms':<22}{'p50':>10}{'p99':>10}")
-    lines += [f"{name:<22}{_number(p50, 1e3):>10}{_number(p99, 1e3):>10}" for name, p50, p99 in _latencies(report, row)]
+    lines.append(f"{'ms':<22}{'p50':>10} {'95 %':<22}{'p99':>10} {'95 %'}")
+    lines += [_latency_line(*latency, row) for latency in _latencies(report, row)]
     if report.goodput is not None:
         share = "-" if report.goodput.share is None else f"{report.goodput.share:.1%}"
         lines.append(f"goodput     {report.goodput.good_per_s:.2f}/s, {share} of the requests kept to all limits")
     return lines
+
+
+def _latency_line(name: str, p50: float | None, p99: float | None, row: LevelRow) -> str:
+    """A closed loop's latencies have intervals in the row; those of an open loop's schedule have none."""
+    figures = ((p50, _interval(row, f"{name}_p50_s")), (p99, _interval(row, f"{name}_p99_s")))
+    return f"{name:<22}" + " ".join(f"{_number(value, 1e3):>10} {words:<21}" for value, words in figures).rstrip()
+
+
+def _interval(row: LevelRow, column: str) -> str:
+    low, high = getattr(row, f"{column}_low", None), getattr(row, f"{column}_high", None)
+    return "" if low is None and high is None else f"({_number(low, 1e3)} to {_number(high, 1e3)})"
 
 
 def _open_lines(figures: OpenMetrics, dropped: int) -> list[str]:

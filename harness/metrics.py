@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -16,12 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from harness.intervals import (
+    CONFIDENCE,
+    Floats,
+    Groups,
+    Numbers,
+    in_order,
+    quantile,
+    quantile_interval,
+    ratio_interval,
+    spans,
+)
 from harness.records import TICK_S, LevelRow, RequestRecord
 
-Floats = NDArray[np.float64]
-
 SLICES = 20  # batch means: enough for a t interval and a lag-1 autocorrelation
-CONFIDENCE = 0.95
 _MIN_FOR_INTERVAL = 6  # the smallest sample whose median has a 95 % interval at all
 
 
@@ -46,19 +55,37 @@ class LevelMetrics(msgspec.Struct, frozen=True):
     output_tok_per_s_low: float | None = None
     output_tok_per_s_high: float | None = None
     user_tok_per_s: float | None = None
+    user_tok_per_s_low: float | None = None
+    user_tok_per_s_high: float | None = None
     ttft_p50_s: float | None = None
+    ttft_p50_s_low: float | None = None
+    ttft_p50_s_high: float | None = None
     ttft_p99_s: float | None = None
+    ttft_p99_s_low: float | None = None
+    ttft_p99_s_high: float | None = None
     tpot_p50_s: float | None = None
     tpot_p50_s_low: float | None = None
     tpot_p50_s_high: float | None = None
     tpot_p99_s: float | None = None
+    tpot_p99_s_low: float | None = None
+    tpot_p99_s_high: float | None = None
     gap_p50_s: float | None = None
+    gap_p50_s_low: float | None = None
+    gap_p50_s_high: float | None = None
     gap_p99_s: float | None = None
+    gap_p99_s_low: float | None = None
+    gap_p99_s_high: float | None = None
     gap_max_s: float | None = None
     e2e_p50_s: float | None = None
+    e2e_p50_s_low: float | None = None
+    e2e_p50_s_high: float | None = None
     e2e_p99_s: float | None = None
+    e2e_p99_s_low: float | None = None
+    e2e_p99_s_high: float | None = None
     tokens_per_chunk: float | None = None
     accept_len: float | None = None
+    accept_len_low: float | None = None
+    accept_len_high: float | None = None
     in_flight_mean: float | None = None
     decode_batch_mean: float | None = None
     send_delay_p99_s: float | None = None
@@ -102,6 +129,7 @@ class _Table:
         self.owner = np.repeat(np.arange(len(records)), self.chunks)
         self.first = np.cumsum(self.chunks) - self.chunks  # index of each request's first chunk
 
+    @cached_property
     def arrivals_s(self) -> Floats:
         """When each chunk arrived, on the point's clock."""
         run = np.cumsum(self.ticks, dtype=np.int64)
@@ -140,7 +168,7 @@ def level_metrics(records: Iterable[RequestRecord], window_start_s: float, windo
 
 def _throughput(table: _Table, start_s: float, end_s: float) -> dict[str, Any]:
     slice_s = (end_s - start_s) / SLICES
-    at = np.floor((table.arrivals_s() - start_s) / slice_s)
+    at = np.floor((table.arrivals_s - start_s) / slice_s)
     inside = (at >= 0) & (at < SLICES)
     tokens = np.bincount(at[inside].astype(np.int64), weights=table.tokens[inside], minlength=SLICES)
     rates: Floats = (tokens / slice_s).astype(np.float64)
@@ -166,13 +194,13 @@ def _throughput(table: _Table, start_s: float, end_s: float) -> dict[str, Any]:
 
 def _load(table: _Table, in_window: NDArray[np.bool_], start_s: float, end_s: float) -> dict[str, Any]:
     delays = (table.sent_s - table.start_s)[in_window]
-    arrived, answered = table.arrivals_s(), table.chunks > 0
+    arrived, answered = table.arrivals_s, table.chunks > 0
     first = table.first[answered]
     last = first + table.chunks[answered] - 1
     return {
         "in_flight_mean": _mean_count(table.sent_s, table.end_s, start_s, end_s),
         "decode_batch_mean": _mean_count(arrived[first], arrived[last], start_s, end_s),
-        "send_delay_p99_s": _quantile(delays, 0.99),
+        "send_delay_p99_s": quantile(np.sort(delays), 0.99),
     }
 
 
@@ -186,33 +214,51 @@ def _latencies(table: _Table, good: NDArray[np.bool_]) -> dict[str, Any]:
     answered = good & (table.chunks > 0)
     first = table.first[answered]
     ttft = (table.ticks[first] * TICK_S).astype(np.float64)
-    later = good[table.owner]  # a copy
-    later[table.first[table.chunks > 0]] = False
-    gaps = (table.ticks[later] * TICK_S).astype(np.float64)
-    tpot = _tpot(table, answered)
+    tpot, slow = _tpot(table, answered)
     e2e = (table.end_s - table.start_s)[good]
     low, high = _median_interval(tpot)
-    p50 = _quantile(tpot, 0.5)
-    chunks = int(table.chunks[good].sum())
-    return {
-        "ttft_p50_s": _quantile(ttft, 0.5),
-        "ttft_p99_s": _quantile(ttft, 0.99),
-        "tpot_p50_s": p50,
+    figures: dict[str, Any] = {
+        **_quantiles("ttft", ttft, np.sort(ttft), spans(table.due_s[answered])),
+        **_quantiles("tpot", tpot, np.sort(tpot), spans(table.due_s[answered][slow])),
+        **_quantiles("e2e", e2e, np.sort(e2e), spans(table.due_s[good])),
+        **_gaps(table, good),
         "tpot_p50_s_low": low,
         "tpot_p50_s_high": high,
-        "tpot_p99_s": _quantile(tpot, 0.99),
-        "user_tok_per_s": 1 / p50 if p50 else None,
-        "gap_p50_s": _quantile(gaps, 0.5),
-        "gap_p99_s": _quantile(gaps, 0.99),
-        "gap_max_s": float(gaps.max()) if gaps.size else None,
-        "e2e_p50_s": _quantile(e2e, 0.5),
-        "e2e_p99_s": _quantile(e2e, 0.99),
-        "tokens_per_chunk": float(table.tokens[good[table.owner]].sum() / chunks) if chunks else None,
     }
+    ends = (("", ""), ("_low", "_high"), ("_high", "_low"))
+    figures |= {f"user_tok_per_s{end}": _inverse(figures[f"tpot_p50_s{other}"]) for end, other in ends}
+    chunks = int(table.chunks[good].sum())
+    figures["tokens_per_chunk"] = float(table.tokens[good[table.owner]].sum() / chunks) if chunks else None
+    return figures
 
 
-def _tpot(table: _Table, answered: NDArray[np.bool_]) -> Floats:
-    """Seconds per token after the first chunk, of each request that has such tokens."""
+def _gaps(table: _Table, good: NDArray[np.bool_]) -> dict[str, Any]:
+    """Those of one request, and those of one moment, move together."""
+    later = good[table.owner]  # a copy
+    later[table.first[table.chunks > 0]] = False
+    ticks = table.ticks[later]
+    ordered = in_order(ticks)
+    groupings = spans(table.arrivals_s[later]), table.owner[later]
+    figures = _quantiles("gap", ticks, ordered, *groupings) | {"gap_max_s": ordered[-1] if ordered.size else None}
+    return {column: None if value is None else float(value) * TICK_S for column, value in figures.items()}
+
+
+def _quantiles(name: str, values: Numbers, ordered: Numbers, *groupings: Groups) -> dict[str, Any]:
+    """Median and p99 with their intervals, by column."""
+    figures: dict[str, Any] = {}
+    for percent in (50, 99):
+        low, high = quantile_interval(values, ordered, percent / 100, groupings)
+        column = f"{name}_p{percent}_s"
+        figures |= {column: quantile(ordered, percent / 100), f"{column}_low": low, f"{column}_high": high}
+    return figures
+
+
+def _inverse(value: float | None) -> float | None:
+    return 1 / value if value else None
+
+
+def _tpot(table: _Table, answered: NDArray[np.bool_]) -> tuple[Floats, NDArray[np.bool_]]:
+    """Seconds per token after the first chunk, and which of the requests have such tokens."""
     ticks = np.bincount(table.owner, weights=table.ticks, minlength=len(table.records))[answered]
     tokens = np.bincount(table.owner, weights=table.tokens, minlength=len(table.records))[answered]
     first = table.first[answered]
@@ -220,26 +266,27 @@ def _tpot(table: _Table, answered: NDArray[np.bool_]) -> Floats:
     later = tokens - table.tokens[first]
     some = later > 0
     tpot: Floats = seconds[some] / later[some]
-    return tpot
+    return tpot, some
 
 
 def _counts(table: _Table, good: NDArray[np.bool_]) -> dict[str, Any]:
     measured = [table.records[i] for i in np.flatnonzero(good)]
     verified = [r for r in measured if r.verify_steps]
     cached = [r.cached_tokens for r in table.records if r.cached_tokens is not None]
-    steps = sum(r.verify_steps or 0 for r in verified)
+    tokens = np.array([r.output_tokens for r in verified], dtype=float)
+    steps = np.array([r.verify_steps for r in verified], dtype=float)
+    due_s = np.array([r.start_s if r.scheduled_s is None else r.scheduled_s for r in verified], dtype=float)
+    low, high = ratio_interval(tokens, steps, (spans(due_s), np.arange(len(verified))))
     return {
-        "accept_len": sum(r.output_tokens for r in verified) / steps if steps else None,
+        "accept_len": float(tokens.sum() / steps.sum()) if verified else None,
+        "accept_len_low": low,
+        "accept_len_high": high,
         "cached_tokens": sum(cached) if cached else None,
         "degenerate": sum(r.degenerate for r in measured),
         "inexact": sum(not r.tokens_exact for r in measured),
         "prompt_tokens": sum(r.prompt_tokens or 0 for r in table.records),
         "total_tokens": sum(r.output_tokens for r in table.records),
     }
-
-
-def _quantile(values: Floats, share: float) -> float | None:
-    return float(np.quantile(values, share)) if values.size else None
 
 
 def _median_interval(values: Floats) -> tuple[float | None, float | None]:

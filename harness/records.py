@@ -133,19 +133,37 @@ class LevelRow(msgspec.Struct, frozen=True):
     output_tok_per_s_low: float | None = None
     output_tok_per_s_high: float | None = None
     user_tok_per_s: float | None = None
+    user_tok_per_s_low: float | None = None
+    user_tok_per_s_high: float | None = None
     ttft_p50_s: float | None = None
+    ttft_p50_s_low: float | None = None
+    ttft_p50_s_high: float | None = None
     ttft_p99_s: float | None = None
+    ttft_p99_s_low: float | None = None
+    ttft_p99_s_high: float | None = None
     tpot_p50_s: float | None = None
     tpot_p50_s_low: float | None = None
     tpot_p50_s_high: float | None = None
     tpot_p99_s: float | None = None
+    tpot_p99_s_low: float | None = None
+    tpot_p99_s_high: float | None = None
     gap_p50_s: float | None = None
+    gap_p50_s_low: float | None = None
+    gap_p50_s_high: float | None = None
     gap_p99_s: float | None = None
+    gap_p99_s_low: float | None = None
+    gap_p99_s_high: float | None = None
     gap_max_s: float | None = None
     e2e_p50_s: float | None = None
+    e2e_p50_s_low: float | None = None
+    e2e_p50_s_high: float | None = None
     e2e_p99_s: float | None = None
+    e2e_p99_s_low: float | None = None
+    e2e_p99_s_high: float | None = None
     tokens_per_chunk: float | None = None
     accept_len: float | None = None
+    accept_len_low: float | None = None
+    accept_len_high: float | None = None
     in_flight_mean: float | None = None
     client_lag_p99_s: float | None = None
     client_cpu: float | None = None  # busiest client process, share of one core
@@ -158,7 +176,7 @@ class LevelRow(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
     server_tokens: int | None = None  # /metrics delta over the point
     worker_tokens: int | None = None  # by_batch delta over the point
-    gpu_power_w: float | None = None  # all GPUs of this machine, mean over the window
+    gpu_power_w: float | None = None  # the GPUs of the row's server together, mean over the window
     gpu_utilisation: float | None = None  # of the busiest, 0 to 1
     gpu_sm_clock_mhz: float | None = None  # of the busiest
 
@@ -171,6 +189,20 @@ class LevelRow(msgspec.Struct, frozen=True):
         return self.status == "done" and self.verdict == "ok"
 
 
+class Gpu(msgspec.Struct, frozen=True):
+    """One GPU of this machine: NVML's number, and the identity that stays when numbers change."""
+
+    index: int
+    uuid: str = ""
+
+
+class ServerGpus(msgspec.Struct, frozen=True):
+    """The GPUs that a row's gpu_* figures count, and in words where that is known from; () where there are none."""
+
+    counted: tuple[Gpu, ...] = ()
+    known_from: str = ""
+
+
 class ServerRecord(msgspec.Struct, frozen=True):
     """One server process that took part in a run.
 
@@ -181,6 +213,7 @@ class ServerRecord(msgspec.Struct, frozen=True):
         server_args: the resolved arguments it reports at /server_info; {} where it reports none.
         worker: the worker class that it proves to run, "" where it cannot.
         lacking: endpoints that it lacks, each of which leaves something unverified.
+        gpus: the GPUs of this machine that it runs on, as far as can be known.
     """
 
     server_run: str
@@ -195,6 +228,7 @@ class ServerRecord(msgspec.Struct, frozen=True):
     worker_proof: dict[str, Any] = {}
     lacking: tuple[str, ...] = ()
     log: str = ""
+    gpus: ServerGpus = ServerGpus()
 
 
 class VariantRecord(msgspec.Struct, frozen=True):

@@ -11,10 +11,11 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import psutil
@@ -22,9 +23,10 @@ import psutil
 from harness.endpoint import Endpoint, specpivot_block
 from harness.environment import server_environment
 from harness.errors import UserError
+from harness.gpus import machine_gpus, server_gpus
 from harness.guard import STOP_GRACE_S, Guard, group_alive, guarding, signal_group
 from harness.proof import identity, reported_arguments, simulation_of, worker_of
-from harness.records import ServerRecord
+from harness.records import ServerGpus, ServerRecord
 from harness.variants import ServerPlan
 
 # SGLang takes further ports near its own for its ranks, so servers are kept well apart.
@@ -118,12 +120,20 @@ def _port_lock(port: int) -> Path:
 
 def owns(process: subprocess.Popen[bytes], port: int) -> bool:
     """Whether the listener on a port of ours belongs to this process group: no other server may pass for it."""
-    for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,) and connection.pid is not None:
-            with suppress(ProcessLookupError):
-                if os.getpgid(connection.pid) == process.pid:
-                    return True
+    for pid in listeners(port):
+        with suppress(ProcessLookupError):
+            if os.getpgid(pid) == process.pid:
+                return True
     return False
+
+
+def listeners(port: int) -> list[int]:
+    """The processes of this machine that listen on a port, as far as we may see them."""
+    return [
+        connection.pid
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,) and connection.pid is not None
+    ]
 
 
 def prove(
@@ -137,23 +147,53 @@ def prove(
         for name, there in (("/server_info", info is not None), ("/metrics", endpoint.metrics() is not None))
         if not there
     )
-    mark = identity(info)
+    mark, simulation = identity(info), simulation_of(info)
     started = psutil.Process(process.pid).create_time() if process else None
+    env = {**os.environ, **plan.env} if process else None
     record = ServerRecord(
         server_run=f"{process.pid}@{started:.0f}" if process else f"{endpoint.public_url}#{mark}",
         url=endpoint.public_url,
         pid=process.pid if process else None,
         start_time=started,
         arguments=plan.command,
-        env=server_environment({**os.environ, **plan.env}) if process else {},
+        env=server_environment(env) if env else {},
         version=str((info or {}).get("version", "")),
         server_args=reported_arguments(info),
         worker=worker,
         worker_proof={"how": how, **_proof(specpivot_block(info))},
         lacking=lacking,
         log=log,
+        gpus=ServerGpus() if simulation else _gpus(endpoint, env, info),
     )
-    return Server(plan, endpoint, record, mark, simulation_of(info))
+    return Server(plan, endpoint, record, mark, simulation)
+
+
+def _gpus(endpoint: Endpoint, env: Mapping[str, str] | None, info: dict[str, Any] | None) -> ServerGpus:
+    """The GPUs of this machine that a server runs on; of one that was attached to, as far as its process shows."""
+    machine = machine_gpus()
+    if not machine:
+        return ServerGpus()
+    parts = urlsplit(endpoint.url)
+    if env is None and not _is_here(parts.hostname or ""):
+        return ServerGpus(known_from="none of this machine: the server is on another one")
+    return server_gpus(machine, env or _attached_env(parts.port or 80), info)
+
+
+def _is_here(host: str) -> bool:
+    ours = {address.address.partition("%")[0] for each in psutil.net_if_addrs().values() for address in each}
+    with suppress(OSError, UnicodeError):
+        return any(str(found[4][0]) in ours for found in socket.getaddrinfo(host, None))
+    return False
+
+
+def _attached_env(port: int) -> dict[str, str] | None:
+    """The environment of the SGLang that listens on a port; None where something else does, or we may not look."""
+    for pid in listeners(port):
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if any("sglang" in word or "patched_worker" in word for word in process.cmdline()):
+                return process.environ()
+    return None
 
 
 def _proof(block: dict[str, Any] | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Power, clocks and use of this machine's GPUs while a point is measured, by NVML.
+"""Power, clocks and use of a server's GPUs while a point is measured, by NVML.
 
 A sampling thread of the measuring process, which is not a client process. Figures are over the measuring window, so
 start and end are given afterwards, on the monotonic clock. Where there is no NVML there are no figures.
@@ -7,47 +7,65 @@ start and end are given afterwards, on the monotonic clock. Where there is no NV
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 import msgspec
 
+from harness.gpus import nvml
 from harness.transport import monotonic
 
 PERIOD_S = 0.5
-# Reasons for lower clocks that mean a slower GPU than the model's: power cap, heat, brake. Idle is none.
-_THROTTLING = ("SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
+OFTEN = 0.1  # share of the samples
+# Reasons for lower clocks that mean a fault of cooling or supply. Idle is none, and the power cap is another matter.
+_THROTTLING = ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
+_POWER_CAP = ("SwPowerCap",)
 
 
 class GpuSample(msgspec.Struct, frozen=True):
-    """All GPUs at one moment: power is their sum, the rest is of the busiest."""
+    """A server's GPUs at one moment: power is their sum, a reason counts on any, the rest is of the busiest."""
 
     at_s: float
     power_w: float
     utilisation: float  # share of time with a kernel running, 0 to 1
     sm_clock_mhz: float
     throttled: bool
+    power_capped: bool = False
 
 
 class GpuFigures(msgspec.Struct, frozen=True):
-    """Over a window: mean power of all GPUs, and mean clock and utilisation of the busiest.
+    """Over a window: mean power of the GPUs together, and mean clock and utilisation of the busiest.
 
     Attributes:
-        throttled: in more than a tenth of the samples.
+        throttled: heat or a power brake lowered the clocks in more than OFTEN of the samples.
+        power_capped: the power limit did, which is how a GPU under full load is meant to run.
     """
 
     power_w: float
     utilisation: float
     sm_clock_mhz: float
     throttled: bool
+    power_capped: bool
+
+    @property
+    def flags(self) -> list[str]:
+        """The remarks of a row."""
+        remarks = {"gpu_throttled": self.throttled, "gpu_power_capped": self.power_capped}
+        return [name for name, holds in remarks.items() if holds]
 
 
 class GpuSampler:
-    """Samples from entering to leaving; without NVML it does nothing."""
+    """Samples from entering to leaving; without a GPU or NVML it does nothing.
 
-    def __init__(self) -> None:
+    Args:
+        indices: NVML's numbers of the GPUs that count.
+    """
+
+    def __init__(self, indices: Sequence[int]) -> None:
         self.samples: list[GpuSample] = []
-        self._nvml = _nvml()
+        self._indices = tuple(indices)
+        self._nvml: Any = nvml() if indices else None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -71,39 +89,37 @@ class GpuSampler:
             power_w=sum(s.power_w for s in inside) / count,
             utilisation=sum(s.utilisation for s in inside) / count,
             sm_clock_mhz=sum(s.sm_clock_mhz for s in inside) / count,
-            throttled=sum(s.throttled for s in inside) > count / 10,
+            throttled=sum(s.throttled for s in inside) > OFTEN * count,
+            power_capped=sum(s.power_capped for s in inside) > OFTEN * count,
         )
 
     def _run(self) -> None:
         while not self._end.wait(PERIOD_S):
             try:
-                self.samples.append(_sample(self._nvml))
+                self.samples.append(_sample(self._nvml, self._indices))
             except self._nvml.NVMLError:
                 return  # a GPU that stopped answering has no figures
 
 
-def _nvml() -> Any:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return pynvml if pynvml.nvmlDeviceGetCount() else None
-    except (ImportError, OSError):
-        return None
-    except pynvml.NVMLError:
-        return None
-
-
-def _sample(nvml: Any) -> GpuSample:
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+def _sample(nvml: Any, indices: Sequence[int]) -> GpuSample:
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
     use = [nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in handles]
     busiest = handles[use.index(max(use))]
-    reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(busiest)
-    bad = (getattr(nvml, f"nvmlClocksEventReason{name}", 0) for name in _THROTTLING)
+    reasons = 0
+    for handle in handles:
+        reasons |= nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
     return GpuSample(
         at_s=monotonic(),
         power_w=sum(nvml.nvmlDeviceGetPowerUsage(handle) for handle in handles) / 1000,
         utilisation=max(use),
         sm_clock_mhz=nvml.nvmlDeviceGetClockInfo(busiest, nvml.NVML_CLOCK_SM),
-        throttled=any(reasons & reason for reason in bad),
+        throttled=bool(reasons & _bits(nvml, _THROTTLING)),
+        power_capped=bool(reasons & _bits(nvml, _POWER_CAP)),
     )
+
+
+def _bits(nvml: Any, names: Sequence[str]) -> int:
+    bits = 0
+    for name in names:
+        bits |= getattr(nvml, f"nvmlClocksEventReason{name}", 0)
+    return bits

@@ -24,6 +24,12 @@ from harness.records import LevelRow, PointKey, RequestRecord
 from harness.runfolder import RunFolder, RunWriter
 
 REL_TOLERANCE = 1e-5  # levels.csv holds seven digits
+# Runs measured before these columns came have none of them, and stay as they are.
+ADDED_INTERVALS = tuple(
+    name
+    for name in LevelRow.__struct_fields__
+    if name.endswith(("_low", "_high")) and not name.startswith(("output_tok_per_s", "tpot_p50_s"))
+)
 
 
 class VerifyReport(msgspec.Struct, frozen=True):
@@ -108,8 +114,10 @@ def _made_again(folder: RunFolder, records: list[RequestRecord]) -> LevelRow:
 def _differences(row: LevelRow, metrics: LevelMetrics) -> list[tuple[str, Any, Any]]:
     """(column, in the file, recomputed) wherever they differ."""
     figures = metrics.row_fields()
-    if row.steps_on is not None:
-        del figures["accept_len"]  # a patched worker's own, which knows the steps that speculated
+    if row.steps_on is not None:  # a patched worker's own, which knows the steps that speculated
+        figures = {name: new for name, new in figures.items() if not name.startswith("accept_len")}
+    if all(getattr(row, name) is None for name in ADDED_INTERVALS):  # written before there were any
+        figures = {name: new for name, new in figures.items() if name not in ADDED_INTERVALS}
     pairs = ((name, getattr(row, name), new) for name, new in figures.items())
     return [(name, old, new) for name, old, new in pairs if not _equal(old, new)]
 

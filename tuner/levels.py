@@ -25,7 +25,7 @@ class Level(msgspec.Struct, frozen=True):
         repeats: number of usable repeats.
         tok_per_s: output throughput, geometric mean over repeats; `_low` and `_high` are its 95 % interval.
         tpot_s: median time per output token, mean over repeats, with its 95 % interval; None where undefined.
-        ttft_s: median time to first token, mean over repeats.
+        ttft_s: median time to first token, mean over repeats, with its 95 % interval.
         user_tok_per_s: speed one user sees, tokens per second.
         accept_len: tokens per verify step.
     """
@@ -42,6 +42,8 @@ class Level(msgspec.Struct, frozen=True):
     tpot_s_low: float | None = None
     tpot_s_high: float | None = None
     ttft_s: float | None = None
+    ttft_s_low: float | None = None
+    ttft_s_high: float | None = None
     user_tok_per_s: float | None = None
     accept_len: float | None = None
 
@@ -108,6 +110,8 @@ def _level(group: list[LevelRow]) -> Level:
     mean, low, high = _log_mean(rates, [(r.output_tok_per_s_low, r.output_tok_per_s_high) for r in group])
     tpots = [row.tpot_p50_s for row in group if row.tpot_p50_s]
     tpot = _log_mean(tpots, [(r.tpot_p50_s_low, r.tpot_p50_s_high) for r in group]) if tpots else (None, None, None)
+    ttfts = [row.ttft_p50_s for row in group if row.ttft_p50_s]
+    ttft = _log_mean(ttfts, [(r.ttft_p50_s_low, r.ttft_p50_s_high) for r in group]) if ttfts else (None, None, None)
     batches = [row.decode_batch_mean for row in group]
     return Level(
         variant=first.variant,
@@ -121,7 +125,9 @@ def _level(group: list[LevelRow]) -> Level:
         tpot_s=tpot[0],
         tpot_s_low=tpot[1],
         tpot_s_high=tpot[2],
-        ttft_s=_mean([row.ttft_p50_s for row in group]),
+        ttft_s=ttft[0],
+        ttft_s_low=ttft[1],
+        ttft_s_high=ttft[2],
         user_tok_per_s=_mean([row.user_tok_per_s for row in group]),
         accept_len=_mean([row.accept_len for row in group]),
     )

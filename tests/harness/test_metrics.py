@@ -163,3 +163,31 @@ def test_the_order_of_records_does_not_matter() -> None:
     """Records come as requests finish; the figures are of the set."""
     records = [request(i * 0.07, (3000 + i, *(900 + 10 * i,) * 5)) for i in range(SLICES)]
     assert level_metrics(records, 0.2, 1.0) == level_metrics(records[::-1], 0.2, 1.0)
+
+
+def test_every_latency_has_an_interval_around_it() -> None:
+    """With enough requests both ends of each; they hold the figure, and do not depend on the records' order."""
+    records = [
+        request(
+            i * 0.004, (4000 + 13 * (i % 97), *(900 + i * i * k % 211 for k in range(1, 9))), verify_steps=5 + i % 2
+        )
+        for i in range(1500)
+    ]
+    got = level_metrics(records, 0.0, 7.0)
+    for name in ("ttft_p50_s", "ttft_p99_s", "tpot_p99_s", "gap_p50_s", "gap_p99_s", "e2e_p50_s", "e2e_p99_s"):
+        low, figure, high = (getattr(got, f"{name}{end}") for end in ("_low", "", "_high"))
+        assert low <= figure <= high, name
+        assert low < high, name
+    assert got.user_tok_per_s_low == pytest.approx(1 / (got.tpot_p50_s_high or 0))
+    assert got.user_tok_per_s_high == pytest.approx(1 / (got.tpot_p50_s_low or 0))
+    assert got.accept_len_low is not None
+    assert got.accept_len_high is not None
+    assert got.accept_len_low < (got.accept_len or 0) < got.accept_len_high
+    assert level_metrics(records[::-1], 0.0, 7.0) == got
+
+
+def test_one_request_bounds_nothing() -> None:
+    """Its gaps are many, and all share its luck: figures without intervals."""
+    got = level_metrics([request(0.0, (1000,) * 500, verify_steps=250)], 0.0, 6.0)
+    assert got.gap_p50_s == pytest.approx(0.01)
+    assert (got.gap_p50_s_low, got.gap_p99_s_high, got.ttft_p50_s_low, got.accept_len_low) == (None,) * 4

@@ -9,7 +9,7 @@ from harness.errors import UserError
 from harness.metrics import level_metrics
 from harness.records import SCHEMA_VERSION, LevelRow, Manifest, RequestRecord, Settings, Workload
 from harness.runfolder import RunFolder, RunWriter
-from harness.verify import verify_run
+from harness.verify import ADDED_INTERVALS, verify_run
 
 MANIFEST = Manifest(
     schema=SCHEMA_VERSION,
@@ -30,6 +30,11 @@ RECORDS = [
     )
     for index in range(10)
 ]  # fmt: skip
+
+
+# Enough of them, at enough moments, for most intervals.
+MANY = [msgspec.structs.replace(RECORDS[0], index=i, start_s=i * 0.02, end_s=i * 0.02 + 0.2) for i in range(40)]
+UNUSED: dict[str, object] = {"status": "partial", "verdict": "interrupted"}
 
 
 def write(path: Path, records: list[RequestRecord] = RECORDS, **changes: object) -> None:
@@ -66,6 +71,31 @@ def test_what_does_not_hold_is_named(tmp_path: Path, changes: dict[str, object],
     (problem,) = verify_run(tmp_path / "run").problems
     assert words in problem
     assert problem.startswith("forced_off C=2 repeat 1: ")
+
+
+def test_rows_from_before_the_intervals_stay_as_they_are(tmp_path: Path) -> None:
+    """A row without any of the columns that came later verifies; a row that has some must have all, and right."""
+    none: dict[str, object] = dict.fromkeys(ADDED_INTERVALS)
+    write(tmp_path / "old", MANY, **UNUSED | none)
+    assert verify_run(tmp_path / "old").ok
+    (row,) = RunFolder(tmp_path / "old").levels()
+    assert row.ttft_p50_s_low is None
+    for name in ("ttft_p50_s_low", "gap_p99_s_low", "user_tok_per_s_high"):
+        for value in (None, 7.5):
+            write(tmp_path / f"{name}{value}", MANY, **UNUSED | {name: value})
+            (problem,) = verify_run(tmp_path / f"{name}{value}").problems
+            assert f"{name} is {value}" in problem
+
+
+def test_a_patched_workers_accept_length_is_not_recomputed(tmp_path: Path) -> None:
+    """It is the worker's own, without an interval; where no worker tells, the requests' own is checked."""
+    told = [msgspec.structs.replace(record, verify_steps=4) for record in MANY]
+    own = UNUSED | {"accept_len": 3.0, "accept_len_low": None, "accept_len_high": None}
+    write(tmp_path / "patched", told, steps_on=20, **own)
+    assert verify_run(tmp_path / "patched").ok
+    write(tmp_path / "stock", told, **own)
+    problems = verify_run(tmp_path / "stock").problems
+    assert [problem.split()[4] for problem in problems] == ["accept_len", "accept_len_low", "accept_len_high"]
 
 
 def test_failed_requests_leave_tokens_unattributed(tmp_path: Path) -> None:
