@@ -22,6 +22,10 @@ from tests.harness.leftovers import nothing_left
 from tests.harness.test_sweep_faults import simulated
 
 STAND_IN = {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "harness" / "stand_in"), str(ROOT)])}
+IMPATIENT = (  # between two chunks, for which it would wait a minute
+    "import functools, harness.bench as bench; from harness.load_plan import LoadPlan, Timeouts;"
+    f" bench.LoadPlan = functools.partial(LoadPlan, timeouts=Timeouts(chunk_s=3.0)); {CODE}"
+)
 TWO = ("--model", "m", "--draft", "d", "--variants", "baseline,eagle3", "--concurrency", "1", "--repeats", "1")
 
 
@@ -119,7 +123,25 @@ def test_ten_megabytes_in_one_event(tmp_path: Path) -> None:
     assert rows_of(out)[0].requests > 0, done.output
 
 
-@pytest.mark.parametrize("talk", ["silent", "overloaded"])
+def test_streams_that_stop_in_the_middle(tmp_path: Path) -> None:
+    """They begin well and bring nothing more: the point ends in time, is no measurement, and the next one is one."""
+    out = tmp_path / "run"
+    stalled = UNFINISHED["unterminated"].replace(b"content-length: ", b"content-length: 1")  # the rest never comes
+
+    def instead(request: bytes) -> bytes | None:
+        return stalled if request.startswith(b"POST /generate") and not rows_of(out) else None
+
+    with running_mock(Timing(0.02, 0.005)) as mock, talking(before(lambda: mock, instead)) as url:
+        words = ("--attach", f"baseline={url}", "--concurrency", "1,2", "--repeats", "1", *QUICK)
+        done = run(tmp_path, "sweep", "--out", str(out), *words, code=IMPATIENT)
+    assert done.process.returncode in (3, 4)
+    assert "chunk_timeout" in {record.error for record in RunFolder(out).requests()}
+    stalling, sound = rows_of(out)
+    assert (stalling.usable, stalling.errors > 0, sound.errors, sound.requests > 0) == (False, True, 0, True)
+    assert verify_run(out).problems == ()
+
+
+@pytest.mark.parametrize("talk", ["silent", "overloaded", "ssh", "dripping_body"])
 def test_what_is_no_server_leaves_no_run(tmp_path: Path, talk: str) -> None:
     """One line and exit code 2, in time."""
     with talking(TALKS[talk]) as url:

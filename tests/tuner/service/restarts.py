@@ -145,17 +145,21 @@ class Load:
                     self._change(f"/jobs/{job['id']}/resume", {})
 
     def _poll(self) -> None:
-        """Read everything there is, again and again: a job that was there once is there ever after."""
         known: set[str] = set()
         while not self._over.wait(0.05):
-            jobs = self.jobs()
-            ids = [job["id"] for job in jobs]
-            if len(set(ids)) < len(ids) or not known <= set(ids):
-                self.problems.append(f"jobs {known} became {ids}")
-            known |= set(ids)
-            paths = ["/runs", "/servers", *[f"/jobs/{job}/log" for job in ids]]
-            paths += [f"/runs/{job['run']}{rest}" for job in jobs for rest in ("", "/levels", "/curves")]
-            self.insist(random.choice(paths))
+            with suppress(*GONE):
+                self._read(known)
+
+    def _read(self, known: set[str]) -> None:
+        """Read the jobs and one more thing: a job that was there once is there ever after."""
+        jobs = self.ask("/jobs")[1]["jobs"]
+        ids = [job["id"] for job in jobs]
+        if len(set(ids)) < len(ids) or not known <= set(ids):
+            self.problems.append(f"jobs {known} became {ids}")
+        known |= set(ids)
+        paths = ["/runs", "/servers", *[f"/jobs/{job}/log" for job in ids]]
+        paths += [f"/runs/{job['run']}{rest}" for job in jobs for rest in ("", "/levels", "/curves")]
+        self.ask(random.choice(paths))
 
     def _listen(self, listener: Listener) -> None:
         while not self._over.is_set():
