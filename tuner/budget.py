@@ -105,7 +105,7 @@ def plan(config: SweepConfig, options: TuneOptions) -> list[str]:
     each = " of each length" if options.context_lengths else ""
     lines += [
         f"  then replicas of eagle3 and forced_off around the pivot{each}, until it is sharp",
-        f"  then up to {options.trials} thresholds live, and {len(config.concurrency)} points to confirm what is kept"
+        f"  then {_thresholds(options.trials)} live, and {len(config.concurrency)} points to confirm what is kept"
         f"{'; at the length with the smallest pivot' if options.context_lengths else ''}",
     ]
     if ranks_hysteresis(options.search):
@@ -145,6 +145,10 @@ def _check_lengths(config: SweepConfig, options: TuneOptions) -> None:
         )
     if options.search.keys() - {"threshold"} or options.objective != "score":
         raise UserError("--context-lengths is searched alone and by score: leave out --search and --objective")
+
+
+def _thresholds(trials: int) -> str:
+    return "one threshold" if trials == 1 else f"up to {trials} thresholds"
 
 
 def _at_lengths(options: TuneOptions) -> str:

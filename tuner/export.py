@@ -108,7 +108,10 @@ def policy_bands(policy: Policy, num_steps: int) -> tuple[Band, ...]:
         UserError: a rung depends on the context length, which no table by batch can say.
     """
     if any(rung.max_mean_context is not None for rung in policy.rungs):
-        raise UserError("the recommendation depends on the context length; only --format json and sglang can say that")
+        raise UserError(
+            "the recommendation depends on the context length; only --format json and sglang can say"
+            " that; --one-threshold gives any other the smallest one"
+        )
     bands: list[Band] = []
     first = 1
     for rung in policy.rungs:
