@@ -63,7 +63,7 @@ def main(words: Sequence[str]) -> int:
         simulated(ports[0], 1) as one,
         simulated(ports[1], 1, "--variant", "dynamic") as other,
     ):
-        while time.monotonic() < ends_s:
+        while not codes or time.monotonic() < ends_s:
             with tempfile.TemporaryDirectory() as name, nothing_left(Path(name)):
                 codes.append(one_round(Path(name), *(f"http://127.0.0.1:{port}" for port in ports)))
             sizes.append([size(psutil.Process(process.pid)) for process in (one, other)])

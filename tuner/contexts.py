@@ -122,6 +122,7 @@ def _bench(length: _Length, shared: Bench, whole: RunWriter) -> Bench:
     writer.set_manifest(
         msgspec.structs.replace(
             writer.manifest,
+            source=up.source,
             servers=writer.manifest.servers | up.servers,
             variants=up.variants,
             simulation=up.simulation,

@@ -134,6 +134,7 @@ def keep_points(best: Path, writer: RunWriter) -> None:
     writer.set_manifest(
         msgspec.structs.replace(
             writer.manifest,
+            source=kept.source,
             servers=kept.servers,
             variants=kept.variants,
             simulation=kept.simulation,

@@ -132,7 +132,12 @@ def _opened(
     return RunWriter.create(
         folder,
         msgspec.structs.replace(
-            made, config=sent, variants=played, servers=parent.servers, simulation=parent.simulation
+            made,
+            source=parent.source,
+            config=sent,
+            variants=played,
+            servers=parent.servers,
+            simulation=parent.simulation,
         ),
     )
 
