@@ -12,8 +12,8 @@ import math
 
 from patched_worker.steptrace import StepRecord
 
-MEMORY = 1023 / 1024  # kept per prefill
-LEAST_PREFILLS = 64.0
+MEMORY = 0.99  # kept per prefill: prompts of another length make the old ones wrong, and a hundred are enough
+LEAST_PREFILLS = 32.0
 
 
 class Prefills:
