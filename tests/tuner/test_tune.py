@@ -152,8 +152,9 @@ def test_a_tuning_leaves_everything_in_its_folder(tmp_path: Path, lab: dict[str,
 def test_interrupted_and_resumed(tmp_path: Path, lab: dict[str, Any]) -> None:
     """Ctrl-C keeps what was measured; --resume ends where an undisturbed tuning would, in the same study."""
     lab["stop_at"] = 60
-    outcome, _ = run(tmp_path / "run", TuneOptions(budget_s=90))
+    outcome, lines = run(tmp_path / "run", TuneOptions(budget_s=90))
     assert (outcome.ended, outcome.exit_code, outcome.recommendation) == ("interrupted", 130, None)
+    assert lines[-1].startswith("interrupted with 21 s of the budget left")
     again, _ = run(tmp_path / "run", TuneOptions(budget_s=90), resume=True)
     assert again.exit_code == 0
     assert again.recommendation is not None
