@@ -9,6 +9,7 @@ import msgspec
 import optuna
 
 from harness.config import SweepConfig
+from harness.console import duration
 from harness.errors import UserError
 from harness.load import require_files_for
 from harness.pace import Pace
@@ -17,7 +18,7 @@ from harness.runfolder import RunFolder, RunWriter
 from harness.sweep import Keys, Reporter, interruptible
 from tuner import recommend
 from tuner.asked import TuneOptions, TuneOutcome
-from tuner.budget import Budget, check_budget, minutes, plan
+from tuner.budget import Budget, check_budget, plan
 from tuner.combinations import wanted
 from tuner.contexts import across, folder_of, with_contexts
 from tuner.history import note_history, spent_before
@@ -71,7 +72,7 @@ def run_tune(
             session = Session(options, budget, Pace(config, writer.rows), reporter, keys, command, stop)
             found, complete = _found(config, writer, session)
         except Stopped:
-            left = minutes(budget.left_s)
+            left = duration(budget.left_s)
             reporter.say(f"interrupted with {left} of the budget left; what was measured is kept, and --resume goes on")
             return _outcome(out, None, "interrupted")
     run = RunFolder(out)
