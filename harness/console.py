@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
@@ -40,13 +42,13 @@ class ConsoleReporter:
     def plan(self, points: int, seconds: float, at_most: bool = False) -> None:
         self._done = 0
         most = "at most " if at_most else ""
-        self.say(f"{most}{points} points to measure, {most or 'about '}{_duration(seconds)}")
+        self.say(f"{most}{points} points to measure, {most or 'about '}{duration(seconds)}")
         if points:
             self.say(_HEADING)
         self._bar.update(self._task, total=points, completed=0, visible=points > 0)
 
     def point(self, key: PointKey, left_s: float) -> None:
-        self._bar.update(self._task, description=str(key), left=f"{_duration(left_s)} left")
+        self._bar.update(self._task, description=str(key), left=f"{duration(left_s)} left")
 
     def row(self, row: LevelRow) -> None:
         self._done += 1
@@ -72,6 +74,7 @@ def _number(value: float | None, factor: float, digits: int, unit: str = "") -> 
     return "-" if value is None else f"{value * factor:,.{digits}f}{unit}"
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+def duration(seconds: float) -> str:
+    """A time in minutes and seconds, rounded up."""
+    minutes, rest = divmod(max(0, math.ceil(seconds)), 60)
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -97,6 +97,8 @@ def run_sweep(
         except WriteFailed as error:
             failed = str(error)
             reporter.say(f"warning: {failed}, then go on with --resume")
+        if stop.is_set():
+            reporter.say(f"interrupted; what was measured is kept, and sweep --out {out} --resume goes on")
         return _outcome(writer, stop.is_set(), failed)
 
 

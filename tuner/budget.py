@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from time import monotonic as now_s
 
 from harness.config import SweepConfig
+from harness.console import duration
 from harness.errors import UserError
 from harness.variants import server_plans
 from tuner.asked import TuneOptions
@@ -79,8 +79,8 @@ def check_budget(config: SweepConfig, options: TuneOptions) -> None:
         what += " and two rules under waves"
     if options.budget_s < need_s + start_s:
         raise UserError(
-            f"--budget of {minutes(options.budget_s)} is too short: {what} takes {points} points,"
-            f" {minutes(need_s)}, and the servers {minutes(start_s)} to start; give more, fewer --concurrency levels"
+            f"--budget of {duration(options.budget_s)} is too short: {what} takes {points} points,"
+            f" {duration(need_s)}, and the servers {duration(start_s)} to start; give more, fewer --concurrency levels"
             " or a shorter --duration"
         )
 
@@ -92,14 +92,14 @@ def plan(config: SweepConfig, options: TuneOptions) -> list[str]:
     start_s = (1 + len(combinations) if combinations else _starts_in_turn(config)) * START_S[kind_of(config)]
     total = int(max(0.0, options.budget_s - start_s) / point_s)
     starts = 0 if config.attach else 1 + len(combinations) if combinations else len(server_plans(config))
-    began = f"{starts} server starts (about {minutes(start_s)} in all)" if starts else "no server start"
-    lines = [f"plan: {began} and up to {total} points of {_took(settings)}, in {minutes(options.budget_s)}"]
+    began = f"{starts} server starts (about {duration(start_s)} in all)" if starts else "no server start"
+    lines = [f"plan: {began} and up to {total} points of {_took(settings)}, in {duration(options.budget_s)}"]
     if combinations:
         lines += _combinations_planned(combinations, config, options)
     else:
         first = len(config.variants) * len(config.concurrency) * len(settings)
         lines.append(
-            f"  {first} points, about {minutes(first * point_s)}: one pass over {len(config.concurrency)} levels"
+            f"  {first} points, about {duration(first * point_s)}: one pass over {len(config.concurrency)} levels"
             f" of {', '.join(config.variants)}{_at_lengths(options)}"
         )
     each = " of each length" if options.context_lengths else ""
@@ -126,12 +126,12 @@ def _combinations_planned(combinations: Sequence[Combination], config: SweepConf
     shown = ", ".join(c.name for c in combinations)
     lines = [
         f"  {levels} points of the reference, then {len(combinations)} combinations, each started once: {shown}",
-        f"  of each {2 * levels} points: one pass over {levels} levels of eagle3, forced_off ({minutes(each_s)} with"
+        f"  of each {2 * levels} points: one pass over {levels} levels of eagle3, forced_off ({duration(each_s)} with"
         " its start); one that is then clearly behind is left",
     ]
     if reached < len(combinations):
         all_s = reference_s + len(combinations) * each_s
-        lines.append(f"  the budget reaches for {reached} of them, the first ones; all take {minutes(all_s)} at least")
+        lines.append(f"  the budget reaches for {reached} of them, the first ones; all take {duration(all_s)} at least")
     return lines
 
 
@@ -170,9 +170,3 @@ def kind_of(config: SweepConfig) -> str:
 def _starts_in_turn(config: SweepConfig) -> int:
     """How often servers are waited for; those that are up together also start together."""
     return 1 if config.together else len(server_plans(config))
-
-
-def minutes(seconds: float) -> str:
-    """A duration in minutes and seconds."""
-    whole, rest = divmod(max(0, math.ceil(seconds)), 60)
-    return f"{whole} min {rest:02d} s" if whole else f"{rest} s"

@@ -23,6 +23,7 @@ from harness.variants import ServerPlan
 from tuner.curves import Pivot
 from tuner.ladder import ContextPivot, context_bands
 from tuner.recommend import Recommendation
+from tuner.replicas import blind_above
 from tuner.search import TRIAL_SHARE, Found, replicate, settle
 from tuner.session import (
     aim_of,
@@ -47,7 +48,7 @@ class Across(msgspec.Struct, frozen=True):
         pivots: of each length that could be judged, shortest first.
         decides: the length whose threshold is kept, in tokens of prompt.
         found: how the search ended there.
-        failed: lengths that could not be judged.
+        failed: lengths that could not be judged; a gain as far as is known says nothing where larger levels failed.
     """
 
     pivots: tuple[ContextPivot, ...]
@@ -150,8 +151,8 @@ def _tuned(lengths: Sequence[_Length], benches: Sequence[Bench], writer: RunWrit
             0.0,
             lambda line: session.note(writer, line),
         )
-        if fit is None:
-            session.reporter.say(f"warning: context {each.config.input_tokens}: nothing can be judged")
+        if fit is None or (fit.threshold is None and blind_above(each.config.concurrency, each.rows)):
+            session.reporter.say(f"warning: context {each.config.input_tokens}: too few points are usable to judge it")
             continue
         judged[number] = (fit, reason)
         session.note(writer, f"context {each.config.input_tokens}: {name(fit.threshold)}, 90 % {span(*fit.interval)}")

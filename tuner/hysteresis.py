@@ -213,9 +213,10 @@ def in_words(ranked: Ranked) -> str:
             f" with {chosen.switches:.0f} switches per point instead of {default.switches:.0f}."
         )
     best = max(others, key=lambda tried: tried.gain)
+    which = "the other one" if len(others) == 1 else f"the best of {len(others)} others"
     return (
         f"The default hysteresis stays (resume at {default.resume_at}, {default.min_dwell} steps): under ramps and"
-        f" bursts requests stayed {_shorter(best)} with the best of {len(others)} others ({best.resume_at} and"
+        f" bursts requests stayed {_shorter(best)} with {which} ({best.resume_at} and"
         f" {best.min_dwell}), which is not more than noise; {best.switches:.0f} switches per point, the default"
         f" {default.switches:.0f}."
     )

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from harness.config import SweepConfig
+from harness.console import duration
 from harness.errors import UserError
 from harness.manifest import workload_of
 from harness.pace import Pace
@@ -22,7 +23,7 @@ from harness.runfolder import RunWriter
 from harness.sweep import Keys, Reporter
 from harness.workload import WorkloadPlan
 from tuner.asked import TuneOptions
-from tuner.budget import Budget, minutes
+from tuner.budget import Budget
 from tuner.history import note_history
 from tuner.search import TRIAL_REPEATS
 
@@ -80,7 +81,7 @@ class Session:
     def note(self, writer: RunWriter, line: str) -> None:
         """Tell a stage, and how much time is left."""
         note_history(writer.path, "note", line=line, spent_s=self.budget.spent_s)
-        self.reporter.say(f"{line}  ({minutes(self.budget.left_s)} of the budget left)")
+        self.reporter.say(f"{line}  ({duration(self.budget.left_s)} of the budget left)")
 
 
 class SharedRequests(WorkloadPlan, frozen=True):

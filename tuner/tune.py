@@ -9,6 +9,7 @@ import msgspec
 import optuna
 
 from harness.config import SweepConfig
+from harness.console import duration
 from harness.errors import UserError
 from harness.load import require_files_for
 from harness.pace import Pace
@@ -71,6 +72,8 @@ def run_tune(
             session = Session(options, budget, Pace(config, writer.rows), reporter, keys, command, stop)
             found, complete = _found(config, writer, session)
         except Stopped:
+            left = duration(budget.left_s)
+            reporter.say(f"interrupted with {left} of the budget left; what was measured is kept, and --resume goes on")
             return _outcome(out, None, "interrupted")
     run = RunFolder(out)
     if found is None:

@@ -82,7 +82,8 @@ def row_in_words(row: LevelRow) -> str:
     """What a point under waves gave, for people."""
     if not row.usable or row.in_flight_mean is None:
         return f"{row.status}: {row.verdict}"
-    return f"{row.in_flight_mean:.1f} requests in flight on average, {row.switches} switches"
+    often = "1 switch" if row.switches == 1 else f"{row.switches} switches"
+    return f"{row.in_flight_mean:.1f} requests in flight on average, {often}"
 
 
 def most_in_flight(config: SweepConfig, threshold: int) -> int:

@@ -77,8 +77,10 @@ def test_a_sweep_measures_every_point_and_proves_it(tmp_path: Path) -> None:
 
 def test_an_interrupted_sweep_is_resumed_without_a_point_twice(tmp_path: Path) -> None:
     """Ctrl-C ends it with what there is; --resume measures the rest."""
-    first = swept(tmp_path / "run", Recorder(2), variants=["baseline", "eagle3"], concurrency=[1, 2], repeats=2)
+    stopped = Recorder(2)
+    first = swept(tmp_path / "run", stopped, variants=["baseline", "eagle3"], concurrency=[1, 2], repeats=2)
     assert (first.interrupted, first.exit_code) == (True, 130)
+    assert stopped.lines[-1].startswith("interrupted; what was measured is kept")
     config = make_config(RunFolder(tmp_path / "run").manifest.config)
     again = Recorder()
     second = run_sweep(config, tmp_path / "run", ["x"], again, Keys(), resume=True)

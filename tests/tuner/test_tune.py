@@ -152,8 +152,9 @@ def test_a_tuning_leaves_everything_in_its_folder(tmp_path: Path, lab: dict[str,
 def test_interrupted_and_resumed(tmp_path: Path, lab: dict[str, Any]) -> None:
     """Ctrl-C keeps what was measured; --resume ends where an undisturbed tuning would, in the same study."""
     lab["stop_at"] = 60
-    outcome, _ = run(tmp_path / "run", TuneOptions(budget_s=90))
+    outcome, lines = run(tmp_path / "run", TuneOptions(budget_s=90))
     assert (outcome.ended, outcome.exit_code, outcome.recommendation) == ("interrupted", 130, None)
+    assert lines[-1].startswith("interrupted with 21 s of the budget left")
     again, _ = run(tmp_path / "run", TuneOptions(budget_s=90), resume=True)
     assert again.exit_code == 0
     assert again.recommendation is not None
@@ -409,6 +410,25 @@ def test_context_lengths_that_agree_need_no_ladder(tmp_path: Path, lab: dict[str
     assert outcome.recommendation is not None
     assert outcome.recommendation.ladder is None
     assert "nothing here calls for a ladder" in outcome.recommendation.words["contexts"]
+
+
+def test_a_length_whose_large_levels_fail_has_no_say(tmp_path: Path, lab: dict[str, Any]) -> None:
+    """It gains wherever it could be measured, which must not become "never disable" for that context."""
+    lab["machines"] = at_lengths(t128=0.9, t2048=1.05)
+    machine = lab["machines"][2048]
+
+    def cut(variant: Any, policy: Any, level: int, repeat: int) -> LevelRow:
+        row = machine.measure(variant, policy, level, repeat)
+        return msgspec.structs.replace(row, verdict="server_busy", status="invalid") if level > 64 else row
+
+    lab["machines"][2048] = type("Cut", (), {"points": 0, "measure": staticmethod(cut)})()
+    outcome, lines = run(tmp_path / "run", TuneOptions(budget_s=300, trials=0, context_lengths=(128, 2048)))
+    made = outcome.recommendation
+    assert made is not None
+    assert [pivot.input_tokens for pivot in made.contexts] == [128]
+    assert made.ladder is None
+    assert "nothing is known at 2048 tokens of context" in made.warnings
+    assert "warning: context 2048: too few points are usable to judge it" in lines
 
 
 def test_context_lengths_go_on_where_they_stopped(tmp_path: Path, lab: dict[str, Any]) -> None:
