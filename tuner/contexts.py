@@ -142,13 +142,12 @@ def _tuned(lengths: Sequence[_Length], benches: Sequence[Bench], writer: RunWrit
     judged: dict[int, tuple[Pivot, str]] = {}
     for number, (each, bench) in enumerate(zip(lengths, benches, strict=True)):
         session.note(writer, f"context {each.config.input_tokens} tokens, {number + 1} of {len(lengths)}")
-        share = session.budget.part((session.budget.left_s - reserve_s) / (len(lengths) - number))
         fit, reason = replicate(
             measurer(bench, each.session, writer),
             aim_of(each.config, each.session),
             each.rows,
-            lambda share=share: share.left_s,  # type: ignore[misc]  # mypy takes no defaults in lambdas
-            0.0,
+            lambda: session.budget.left_s,
+            _kept_s(lengths[number:], session, reserve_s),
             lambda line: session.note(writer, line),
         )
         if fit is None or (fit.threshold is None and blind_above(each.config.concurrency, each.rows)):
@@ -178,6 +177,16 @@ def _reserve_s(lengths: Sequence[_Length], session: Session) -> float:
     spare_s = max(0.0, session.budget.left_s - reserve_s - first_s)
     trials_s = TRIAL_SHARE * spare_s if session.options.trials else 0.0
     return reserve_s + trials_s
+
+
+def _kept_s(lengths: Sequence[_Length], session: Session, reserve_s: float) -> float:
+    """Seconds that the replicas of the first of these lengths leave alone, for those after it and the reserve.
+
+    First passes come before all else: a length that lacks its largest levels is misjudged.
+    """
+    mine_s, *later_s = (first_pass_s(each.config, each.session, each.rows) for each in lengths)
+    spare_s = max(0.0, session.budget.left_s - reserve_s - mine_s - sum(later_s))
+    return reserve_s + sum(later_s) + spare_s * len(later_s) / len(lengths)
 
 
 def _settled(length: _Length, bench: Bench, fit: Pivot, reason: str, whole: RunWriter, session: Session) -> Found:

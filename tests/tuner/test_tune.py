@@ -31,6 +31,7 @@ from tuner.history import spent_before
 from tuner.hysteresis import Candidate, Wave, design, point_number
 from tuner.knobs import parse_search
 from tuner.recommend import dumped, read
+from tuner.replicas import missing
 from tuner.study import storage_of
 from tuner.tune import run_tune
 from tuner.tune_cli import _resumed, seconds
@@ -429,6 +430,17 @@ def test_a_length_whose_large_levels_fail_has_no_say(tmp_path: Path, lab: dict[s
     assert made.ladder is None
     assert "nothing is known at 2048 tokens of context" in made.warnings
     assert "warning: context 2048: too few points are usable to judge it" in lines
+
+
+def test_the_first_pass_at_every_length_comes_before_replicas_and_the_last_check(
+    tmp_path: Path, lab: dict[str, Any]
+) -> None:
+    """A budget that hardly reaches for one pass is spent on it: a length that lacks its largest levels misjudges."""
+    lab["machines"] = at_lengths(t128=0.9, t2048=1.05)
+    run(tmp_path / "run", TuneOptions(budget_s=66, trials=1, context_lengths=(128, 2048)))
+    for length in (128, 2048):
+        rows = RunFolder(tmp_path / "run" / f"context-{length}").levels()
+        assert missing(CONFIG.concurrency, "baseline", rows) == []
 
 
 def test_context_lengths_go_on_where_they_stopped(tmp_path: Path, lab: dict[str, Any]) -> None:
