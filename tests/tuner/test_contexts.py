@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from harness.bench import Bench
 from harness.config import make_config
 from harness.errors import UserError
 from harness.pace import Pace
@@ -63,6 +66,21 @@ def test_each_length_is_sent_to_the_same_server(tmp_path: Path) -> None:
         assert RunFolder(folder).manifest.workload.input_tokens == length
         assert not (folder / "search_history.jsonl").exists()
     assert (run / "search_history.jsonl").read_text().count('"kind":"point"') == 2
+
+
+def test_each_length_is_as_simulated_as_the_server_that_was_attached_to(tmp_path: Path) -> None:
+    """Nobody asked for a simulation, so only the whole's manifest knows."""
+    config = tuning_config(make_config({"attach": dict.fromkeys(("eagle3", "forced_off"), "http://127.0.0.1:1")}))
+    options = TuneOptions(context_lengths=(64, 512))
+    session = Session(options, Budget(600), Pace(config), Shown(), Keys(), ["test"], threading.Event())
+    asked = tune_manifest(config, options, ["test"])
+    assert asked.source == "measured"
+    known = msgspec.structs.replace(asked, source="simulated", simulation={"preset": "any"})
+    with RunWriter.create(tmp_path / "run", known) as writer, ExitStack() as stack:
+        shared = Bench(config, writer, {}, shared_requests(config), Counter(), session.stop)
+        for each in options.at_each_length(config):
+            length = _bench(_length(each, writer, session, stack), shared, writer)
+            assert RunFolder(length.writer.path).manifest.source == "simulated"
 
 
 def test_lengths_as_people_write_them() -> None:

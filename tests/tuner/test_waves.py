@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from harness.bench import Bench
 from harness.config import make_config
 from harness.openload import Arrivals
+from harness.records import Variant, VariantRecord
 from harness.runfolder import RunFolder, RunWriter
 from harness.sweep import Keys, opened
 from harness.variants import server_plans
@@ -19,7 +24,7 @@ from tests.tuner.test_tune import Quiet
 from tuner.asked import TuneOptions
 from tuner.hysteresis import Wave
 from tuner.session import let_play_dynamic
-from tuner.shared import SharedRequests
+from tuner.shared import SharedRequests, shared_requests
 from tuner.tune import tune_manifest, tuning_config
 from tuner.waves import in_words, wave_bench, waves_around
 
@@ -47,6 +52,21 @@ def test_a_threshold_at_the_edge_of_what_was_measured_still_has_a_crest() -> Non
         ramp = waves_around(rows(noise=0.0), "forced_off", threshold, 1.0, 10.0)["ramp"].ramp
         assert ramp is not None
         assert ramp[1] >= 1.3 * ramp[0] > 0
+
+
+def test_waves_are_as_simulated_as_the_server_that_was_attached_to(tmp_path: Path) -> None:
+    """Nobody asked for a simulation, so only the tuning's manifest knows."""
+    config = tuning_config(make_config({"attach": dict.fromkeys(("eagle3", "forced_off"), "http://127.0.0.1:1")}))
+    asked = tune_manifest(config, TuneOptions(), ["test"])
+    assert asked.source == "measured"
+    known = msgspec.structs.replace(asked, source="simulated", variants={"dynamic": VariantRecord("7@1")})
+    up: dict[Variant, Any] = {"dynamic": None}
+    stop = threading.Event()
+    with RunWriter.create(tmp_path / "run", known) as writer:
+        bench = Bench(config, writer, up, shared_requests(config), Counter(), stop)
+        waves = waves_around(rows(noise=0.0), "forced_off", 48, warmup_s=5.0, window_s=60.0)
+        with wave_bench(bench, waves, 48, ["test"], stop) as (under, _):
+            assert RunFolder(under.writer.path).manifest.source == "simulated"
 
 
 def test_points_under_waves_on_a_simulated_server(tmp_path: Path) -> None:
