@@ -69,7 +69,7 @@ pack() {
   local dir=$1 out=$2 run name
   for run in "$dir"/*/manifest.json; do
     run=$(dirname "$run") name=$(basename "$run")
-    [ -f "$run/requests.jsonl" ] || continue  # packed already, or not begun
+    [ -f "$run/requests.jsonl" ] && [ -f "$run/levels.csv" ] || continue  # packed already, or no point yet
     gzip -9 -c "$run/requests.jsonl" >"$dir/$name.requests.gz"
     tar -C "$dir" -cf "$out/$name.tar" --transform "s,^$name.requests.gz,$name/requests.jsonl.gz," \
       "$name/manifest.json" "$name/levels.csv" "$name.requests.gz"

@@ -134,6 +134,17 @@ def test_a_campaign_starts_stops_and_packs(tmp_path: Path) -> None:
         assert campaign(tmp_path, "wait", "unpacked", "100").returncode == 0
 
 
+def test_what_has_no_point_yet_is_left_out_of_a_pack(tmp_path: Path) -> None:
+    """A run that has just begun keeps nobody from packing the others."""
+    planned(tmp_path / "runs" / "begun", 1)
+    whole = planned(tmp_path / "runs" / "whole", 1)
+    (whole / "levels.csv").write_text("")
+    (tmp_path / "out").mkdir()
+    packed = campaign(tmp_path, "pack", "runs", "out")
+    assert packed.returncode == 0, packed.stderr
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["whole.tar"]
+
+
 @contextmanager
 def rows_grow(run: Path) -> Iterator[None]:
     """The campaign measures a point more of it after this than before; whatever fails, its queue is ended."""
