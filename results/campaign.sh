@@ -17,6 +17,10 @@ start() {
   local dir target draft gpu pair names
   mkdir -p "$1"
   dir=$(absolute "$1") target=$(absolute "$2") draft=$(absolute "$3")
+  if running "$dir"; then
+    echo "$1 still measures; wait for it, or stop it first" >&2
+    exit 1
+  fi
   rm -f "$dir"/*.pid
   for gpu in $(printf '%s\n' "${@:4}" | sed 's/.*://' | sort -u); do
     names=()

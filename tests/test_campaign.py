@@ -145,6 +145,15 @@ def test_what_has_no_point_yet_is_left_out_of_a_pack(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["whole.tar"]
 
 
+def test_a_campaign_that_runs_is_not_started_again(tmp_path: Path) -> None:
+    """Its queues would be forgotten: neither wait nor stop would find them."""
+    (tmp_path / "gpu0.pid").write_text(f"{os.getpid()}\n")
+    again = campaign(tmp_path, "start", ".", "TARGET", "DRAFT")
+    assert again.returncode == 1
+    assert "still measures" in again.stderr
+    assert (tmp_path / "gpu0.pid").exists()
+
+
 @contextmanager
 def rows_grow(run: Path) -> Iterator[None]:
     """The campaign measures a point more of it after this than before; whatever fails, its queue is ended."""
