@@ -106,12 +106,10 @@ def decode_batches(rows: Iterable[LevelRow], variants: Iterable[Variant]) -> tup
 
 def _level(group: list[LevelRow]) -> Level:
     first = group[0]
-    rates = [row.output_tok_per_s for row in group if row.output_tok_per_s]
-    mean, low, high = _log_mean(rates, [(r.output_tok_per_s_low, r.output_tok_per_s_high) for r in group])
-    tpots = [row.tpot_p50_s for row in group if row.tpot_p50_s]
-    tpot = _log_mean(tpots, [(r.tpot_p50_s_low, r.tpot_p50_s_high) for r in group]) if tpots else (None, None, None)
-    ttfts = [row.ttft_p50_s for row in group if row.ttft_p50_s]
-    ttft = _log_mean(ttfts, [(r.ttft_p50_s_low, r.ttft_p50_s_high) for r in group]) if ttfts else (None, None, None)
+    rate, rate_low, rate_high = _mean_of(group, "output_tok_per_s")
+    assert rate is not None  # of usable rows
+    tpot_s, tpot_s_low, tpot_s_high = _mean_of(group, "tpot_p50_s")
+    ttft_s, ttft_s_low, ttft_s_high = _mean_of(group, "ttft_p50_s")
     batches = [row.decode_batch_mean for row in group]
     return Level(
         variant=first.variant,
@@ -119,29 +117,32 @@ def _level(group: list[LevelRow]) -> Level:
         batch=float(np.mean([first.concurrency if b is None else b for b in batches])),
         batch_measured=None not in batches,
         repeats=len(group),
-        tok_per_s=mean,
-        tok_per_s_low=low,
-        tok_per_s_high=high,
-        tpot_s=tpot[0],
-        tpot_s_low=tpot[1],
-        tpot_s_high=tpot[2],
-        ttft_s=ttft[0],
-        ttft_s_low=ttft[1],
-        ttft_s_high=ttft[2],
+        tok_per_s=rate,
+        tok_per_s_low=rate if rate_low is None else rate_low,
+        tok_per_s_high=rate if rate_high is None else rate_high,
+        tpot_s=tpot_s,
+        tpot_s_low=tpot_s_low,
+        tpot_s_high=tpot_s_high,
+        ttft_s=ttft_s,
+        ttft_s_low=ttft_s_low,
+        ttft_s_high=ttft_s_high,
         user_tok_per_s=_mean([row.user_tok_per_s for row in group]),
         accept_len=_mean([row.accept_len for row in group]),
     )
 
 
-def _log_mean(values: list[float], own: list[tuple[float | None, float | None]]) -> tuple[float, float, float]:
-    """Geometric mean and its 95 % interval: Student's over repeats, or the one point's own."""
-    logs = np.log(values)
+def _mean_of(group: list[LevelRow], column: str) -> tuple[float | None, float | None, float | None]:
+    """Geometric mean of a figure and its 95 % interval: Student's over repeats, or the one point's own, if any."""
+    rows = [row for row in group if getattr(row, column)]
+    if not rows:
+        return None, None, None
+    logs = np.log([getattr(row, column) for row in rows])
     mean = float(np.exp(logs.mean()))
-    if len(values) > 1:
-        half = float(stats.t.ppf(0.975, len(values) - 1) * logs.std(ddof=1) / math.sqrt(len(values)))
+    if len(rows) > 1:
+        half = float(stats.t.ppf(0.975, len(rows) - 1) * logs.std(ddof=1) / math.sqrt(len(rows)))
         return mean, mean * math.exp(-half), mean * math.exp(half)
-    low, high = own[0]
-    return mean, mean if low is None else low, mean if high is None else high
+    low, high = getattr(rows[0], f"{column}_low"), getattr(rows[0], f"{column}_high")
+    return (mean, None, None) if low is None or high is None else (mean, low, high)
 
 
 def _mean(values: list[float | None]) -> float | None:

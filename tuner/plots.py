@@ -116,7 +116,9 @@ def tpot(shown: View) -> Figure:
     figure, (axes,) = _figure(shown, "Time per output token (median)", (8.4, 4.6))
     for variant, curve in shown.curves.items():
         known = [lv for lv in curve if lv.tpot_s is not None]
-        scaled = [tuple(1e3 * (v or 0.0) for v in (lv.tpot_s, lv.tpot_s_low, lv.tpot_s_high)) for lv in known]
+        scaled = [
+            tuple(1e3 * (v or lv.tpot_s or 0.0) for v in (lv.tpot_s, lv.tpot_s_low, lv.tpot_s_high)) for lv in known
+        ]
         _line(axes, variant, known, [(v[0], v[1], v[2]) for v in scaled])
     axes.set_ylabel("milliseconds per token, one request")
     axes.set_ylim(bottom=0)

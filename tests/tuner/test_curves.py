@@ -135,6 +135,18 @@ def test_level_means_carry_student_intervals() -> None:
     assert (level.batch, level.batch_measured, level.repeats) == (3.5, True, 3)
 
 
+def test_a_latency_without_an_interval_is_not_given_one() -> None:
+    """Rows of older runs have none of ttft; one that another repeat's row has is not borrowed either."""
+    old = LevelRow("baseline", 4, 1, "done", "ok", output_tok_per_s=90.0, ttft_p50_s=0.05, tpot_p50_s=0.01)
+    (level,) = levels([old])["baseline"]
+    assert (level.ttft_s, level.tpot_s) == (pytest.approx(0.05), pytest.approx(0.01))
+    assert (level.ttft_s_low, level.ttft_s_high, level.tpot_s_low, level.tpot_s_high) == (None, None, None, None)
+    empty = LevelRow("baseline", 4, 1, "done", "ok", output_tok_per_s=90.0)
+    new = msgspec.structs.replace(old, repeat=2, ttft_p50_s_low=0.04, ttft_p50_s_high=0.06)
+    (level,) = levels([empty, new])["baseline"]
+    assert (level.ttft_s_low, level.ttft_s_high) == (0.04, 0.06)
+
+
 def test_ratios_pair_repeats() -> None:
     """Drift that both variants share in a repeat cancels; repeats that never meet are paired in order."""
     assert log_ratios({4: {0: 5.0, 1: 7.0}}, {4: {0: 4.0, 1: 6.0}, 8: {0: 1.0}}) == {4: {0: 1.0, 1: 1.0}}

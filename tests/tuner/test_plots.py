@@ -86,6 +86,15 @@ def test_values_that_do_not_exist_leave_a_gap(tmp_path: Path) -> None:
     assert all(draw(shown) for draw in FIGURES.values())
 
 
+def test_a_time_per_token_without_an_interval_has_no_bar(tmp_path: Path) -> None:
+    """A bar down to nothing would be an interval."""
+    bare = [msgspec.structs.replace(row, tpot_p50_s_low=None, tpot_p50_s_high=None) for row in rows(repeats=1)]
+    axes = tpot(view(write_run(tmp_path / "run", bare))).axes[0]
+    bars = [bar for container in axes.containers for bar in container.lines[2][0].get_segments()]
+    assert bars
+    assert all(bar[0][1] == pytest.approx(bar[1][1]) for bar in bars)
+
+
 def test_nothing_usable_and_unwritable_are_one_line(tmp_path: Path) -> None:
     """Both name the folder."""
     bad = [msgspec.structs.replace(row, verdict="unstable") for row in rows()]
