@@ -40,8 +40,8 @@ class StepFeed:
         return step
 
     def prefill(self, now_s: float, requests: int = 0) -> None:
-        """A prefill of so many requests begins."""
-        self._joined += requests
+        """A prefill of so many requests begins; one right after another goes on with a prompt that it had to cut."""
+        self._joined += requests - 1 if self._joined and requests else requests
         if self._prefill_from_s is None:
             self._prefill_from_s = now_s
 

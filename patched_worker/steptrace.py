@@ -41,7 +41,7 @@ class StepRecord:
         tokens: output tokens; less than 0 until they are known.
         seconds: from its start to the next step, prefill or idleness; less than 0 until it is known.
         prefill_s: seconds of the prefills between the step before and this one; 0: there was none.
-        joined: requests in those prefills; not in the file.
+        joined: requests in those prefills, one that took several of them once; not in the file.
     """
 
     batch: int

@@ -213,7 +213,7 @@ class Engine:
         self.counters.prefills += 1
         self.counters.prefill_s += end_s - start_s
         self._recorder.prefill_s += end_s - start_s
-        self._recorder.joined += len(batch)
+        self._recorder.joined += len(first)
         self.counters.prompt_tokens += tokens
         self.counters.output_tokens += len(first)
         return Step("prefill", start_s, end_s, 0, first, np.ones(len(first), np.int64), self._finish())

@@ -37,7 +37,7 @@ class Recorder:
         trace: where to; None tells the autopilot only.
 
     Attributes:
-        prefill_s, joined: seconds of prefills since the decode step before, and requests in them.
+        prefill_s, joined: seconds of prefills since the decode step before, and requests that they finished with.
         after_idle: whether the server has been idle since then.
     """
 

@@ -25,14 +25,15 @@ def test_a_step_waits_for_its_time_and_its_tokens() -> None:
 
 
 def test_prefills_between_steps_are_timed() -> None:
-    """From the first of them to the next step, with the requests of all."""
+    """From the first of them to the next step, with the requests of all: a prompt in three chunks is one request."""
     feed = StepFeed([])
     feed.begin(4, 0, False, 0.0)
     feed.prefill(1.0, 2)
-    feed.prefill(1.5, 1)
+    feed.prefill(1.25, 1)
+    feed.prefill(1.5, 3)
     steps = [feed.begin(5, 0, False, now_s) for now_s in (2.25, 3.0)]
 
-    assert [(step.prefill_s, step.joined) for step in steps] == [(1.25, 3), (0.0, 0)]
+    assert [(step.prefill_s, step.joined) for step in steps] == [(1.25, 4), (0.0, 0)]
 
 
 def test_idleness_is_marked_and_no_prefill() -> None:

@@ -18,7 +18,7 @@ from harness.sim.service import ServerSettings, Service
 from patched_worker.autopilot import Autopilot, Mode, Order
 from patched_worker.autopilot_decide import Bounds
 from patched_worker.policy import Policy
-from patched_worker.steptrace import FLUSH_STEPS, Trace, unpacked
+from patched_worker.steptrace import FLUSH_STEPS, StepRecord, Trace, unpacked
 
 PRESET = load_preset("h200-llama31-8b-accept-1.8-illustrative")  # pays up to a batch of about 13
 
@@ -41,6 +41,20 @@ def test_a_wrong_threshold_is_corrected_on_the_virtual_clock() -> None:
 
     assert engine.gate.plan.threshold < 24
     assert engine.gate.evidence.accept.mean == pytest.approx(1.8, rel=0.05)
+
+
+def test_prompts_in_chunks_are_requests_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted once a chunk they would be many requests in one prefill, which speculation seems to make cheap."""
+    seen: list[StepRecord] = []
+    monkeypatch.setattr(Autopilot, "observe", lambda pilot, record: seen.append(record))
+    limits = msgspec.structs.replace(PRESET.limits, chunked_prefill_size=32)
+    engine = make_engine(msgspec.structs.replace(PRESET, limits=limits), "dynamic", order=Order())
+    loaded(engine, 4, 5.0)
+    begun = engine.counters.finished + 4
+
+    assert begun > 10
+    assert engine.counters.prefills > 2 * begun
+    assert begun - 4 <= sum(record.joined for record in seen) <= begun
 
 
 def test_records_are_what_the_engine_did(tmp_path: Path) -> None:
