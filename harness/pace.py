@@ -54,10 +54,11 @@ class Pace:
 
     @contextmanager
     def watching(self, concurrency: int) -> Iterator[None]:
-        """One point is measured inside; one that raises teaches nothing."""
+        """One point is measured inside; one that raises, or ends before its window would, teaches nothing."""
         began_s = now_s()
         yield
-        self._took_s[concurrency].append(now_s() - began_s)
+        if (took_s := now_s() - began_s) >= self._config.load_s:
+            self._took_s[concurrency].append(took_s)
 
     def _mean_s(self, concurrency: int) -> float:
         return sum(self._took_s[concurrency]) / len(self._took_s[concurrency])

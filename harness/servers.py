@@ -176,7 +176,7 @@ def _gpus(endpoint: Endpoint, env: Mapping[str, str] | None, info: dict[str, Any
     parts = urlsplit(endpoint.url)
     if env is None and not _is_here(parts.hostname or ""):
         return ServerGpus(known_from="none of this machine: the server is on another one")
-    return server_gpus(machine, env or _attached_env(parts.port or 80), info)
+    return server_gpus(machine, env or _attached_env(parts.port or (443 if parts.scheme == "https" else 80)), info)
 
 
 def _is_here(host: str) -> bool:

@@ -39,7 +39,7 @@ queue() {  # what start runs in the background for one GPU
   trap '[ -z "$sweep" ] || { kill -TERM "$sweep" || true; wait "$sweep" || true; }; exit 130' TERM
   for name in "${@:5}"; do
     if [ -f "$dir/$name/manifest.json" ]; then
-      [ ! -f "$dir/$name/requests.jsonl.gz" ] || gunzip "$dir/$name/requests.jsonl.gz"
+      [ -f "$dir/$name/requests.jsonl" ] || gunzip -q "$dir/$name/requests.jsonl.gz" || true  # the sweep says what lacks
       set -- --out "$dir/$name" --resume
     else
       set -- --config "results/configs/$name.toml" --model "$target" --draft "$draft" --out "$dir/$name"

@@ -232,7 +232,12 @@ def with_contexts(made: Recommendation, found: Across) -> Recommendation:
 def in_words(found: Across, differ: bool) -> str:
     """Where the pivot lies at each length, and what follows, for people."""
     each = "; ".join(f"{p.input_tokens} tokens {name(p.threshold)}, 90 % {span(*p.interval)}" for p in found.pivots)
-    kept = f"By length of the prompt: {each}. Kept is the smallest, that of {found.decides}: it loses at none of them."
+    smallest = min(_order(p.threshold) for p in found.pivots)
+    kept = f"By length of the prompt: {each}. Kept is " + (
+        f"the smallest, that of {found.decides}: it loses at none of them."
+        if _order(found.found.threshold) <= smallest
+        else f"that of {found.decides}, whose crossing was the smallest until a trial beat it there: others may lose."
+    )
     if differ:
         return (
             f"{kept} The lengths differ by more than noise, so there is a ladder banded by batch and context, for the"

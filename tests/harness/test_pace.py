@@ -67,6 +67,13 @@ def test_a_point_that_raises_teaches_nothing(clock: dict[str, float]) -> None:
     assert paced.point_s(1) == Pace(CONFIG).point_s(1)
 
 
+def test_a_point_whose_server_dies_early_teaches_nothing(clock: dict[str, float]) -> None:
+    """The later points would seem short, and a budget would begin what it cannot pay for."""
+    paced = Pace(CONFIG)
+    taken(paced, clock, 16, 3.0)
+    assert paced.point_s(16) == Pace(CONFIG).point_s(16)
+
+
 def test_rows_of_an_interrupted_command_are_remembered() -> None:
     """Their answers' length tells what their points took; what was not usable says nothing."""
     row = LevelRow("eagle3", 16, 1, "done", "ok", e2e_p50_s=3.0)

@@ -21,9 +21,11 @@ from harness.verify import verify_run
 from tests.tuner.test_tune import Quiet
 from tuner.asked import TuneOptions
 from tuner.budget import Budget
-from tuner.contexts import _bench, _length, folder_of
+from tuner.contexts import Across, _bench, _length, folder_of, in_words
+from tuner.curves import Pivot
 from tuner.knobs import parse_lengths
-from tuner.search import fixed_policy
+from tuner.ladder import ContextPivot
+from tuner.search import Found, fixed_policy
 from tuner.session import let_play_dynamic, measurer
 from tuner.shared import Session, shared_requests
 from tuner.tune import tune_manifest, tuning_config
@@ -89,3 +91,15 @@ def test_lengths_as_people_write_them() -> None:
     for text in ("128", "128,128", "1,2,3,4", "128,long", "0,128", "128,-5", "128,99999999", "128,"):
         with pytest.raises(UserError, match="two or three different prompt lengths"):
             parse_lengths(text)
+
+
+def test_what_is_kept_is_said_as_it_is() -> None:
+    """Below every crossing it loses nowhere; a trial that lifted it above another length's may."""
+    pivots = tuple(ContextPivot(length, length, at, (at, at), "crossover") for length, at in ((64, 40), (512, 12)))
+    fit = Pivot("crossover", 12.0, 12, (12, 12), "forced_off", (), ())
+    found = Across(pivots, 512, Found(12, fit, (), False, None, "sharp", None))
+    assert "it loses at none of them" in in_words(found, False)
+    lifted = (pivots[0], msgspec.structs.replace(pivots[1], threshold=60))
+    beaten = Across(lifted, 512, Found(60, fit, (), True, None, "trials", None))
+    assert "it loses at none of them" not in in_words(beaten, False)
+    assert "others may lose" in in_words(beaten, False)
