@@ -10,35 +10,24 @@ import pytest
 
 from benchmarks.claims import Claim, claims_of, intervals, main
 from harness.errors import UserError
-from harness.records import SCHEMA_VERSION, LevelRow, Manifest, Settings, Variant, VariantRecord, Workload
-from harness.runfolder import RunFolder, RunWriter
+from harness.records import LevelRow, Source, Variant
+from harness.runfolder import RunFolder
+from tests.tuner import runs
 
 DRIFT = (1.0, 0.7, 1.2)  # of the machine, common to all variants of a repeat
 LEVELS = (1, 32, 128)
 
 
-def write_run(path: Path, factors: dict[Variant, dict[int, float]], source: str = "measured") -> RunFolder:
+def write_run(path: Path, factors: dict[Variant, dict[int, float]], source: Source = "measured") -> RunFolder:
     """A run in which each variant has its factor of 1000 tok/s per user at each level, whatever the machine does."""
-    manifest = Manifest(
-        schema=SCHEMA_VERSION,
-        source="measured" if source == "measured" else "simulated",
-        created_at="2026-01-01T00:00:00+00:00",
-        command=(),
-        specpivot_version="0",
-        settings=Settings(tuple(factors), LEVELS, len(DRIFT), 1.0, warmup_s=1.0),
-        config={},
-        workload=Workload("random", 8, 8, 0, "0"),
-        environment={},
-        variants={"eagle3": VariantRecord(reference="baseline")},
-    )
-    with RunWriter.create(path, manifest) as run:
-        for variant, levels in factors.items():
-            for level, factor in levels.items():
-                for repeat, drift in enumerate(DRIFT, start=1):
-                    speed = 1000 * level * factor * drift
-                    row = LevelRow(variant, level, repeat, "done", "ok", output_tok_per_s=speed, tpot_p50_s=1 / speed)
-                    run.put_row(row)
-    return RunFolder(path)
+    points = [
+        LevelRow(variant, level, repeat, "done", "ok", output_tok_per_s=speed, tpot_p50_s=1 / speed)
+        for variant, levels in factors.items()
+        for level, factor in levels.items()
+        for repeat, drift in enumerate(DRIFT, start=1)
+        if (speed := 1000 * level * factor * drift)
+    ]
+    return runs.write_run(path, points, runs.manifest(source))
 
 
 def even(factor: float) -> dict[int, float]:
