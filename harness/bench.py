@@ -21,7 +21,7 @@ from harness.load_plan import LoadPlan
 from harness.metrics import level_metrics
 from harness.proof import Steps, contradiction, identity, simulation_of, steps_between, wrong_worker
 from harness.records import LevelRow, PointKey, RequestRecord, Status, Variant
-from harness.runfolder import RunWriter
+from harness.runfolder import RunWriter, as_written
 from harness.selftest import load_calibration
 from harness.servers import Server, prove
 from harness.telemetry import GpuSampler
@@ -194,7 +194,7 @@ class Bench:
         after: Reading,
     ) -> LevelRow:
         scale = self._scale(server)
-        window = (result.window_start_s * scale, result.window_end_s * scale)
+        window = (as_written(result.window_start_s * scale), as_written(result.window_end_s * scale))
         metrics = level_metrics(records, *window)
         dropped = result.dropped if self.open_loop else None
         steps, unproven = _proven(before, after, policy)

@@ -176,7 +176,8 @@ def _throughput(table: _Table, start_s: float, end_s: float) -> dict[str, Any]:
     if mean == 0:
         return {"output_tok_per_s": 0.0}
     around = rates - mean
-    spread = float(around @ around)
+    # Slices that hold equally many tokens differ by rounding errors, which would seem to move together.
+    spread = 0.0 if np.allclose(around, 0, atol=1e-9 * mean) else float(around @ around)
     autocorrelation = float(around[1:] @ around[:-1]) / spread if spread > 0 else 0.0
     # Neighbouring slices that move together tell less than independent ones: the interval widens accordingly.
     widening = np.sqrt((1 + autocorrelation) / (1 - autocorrelation)) if autocorrelation > 0 else 1.0

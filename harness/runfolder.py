@@ -297,6 +297,11 @@ def _cell(value: object) -> object:
     return f"{value:.7g}" if isinstance(value, float) else value
 
 
+def as_written(value: float) -> float:
+    """A number as levels.csv gives it back. Windows are cut there, so that a row and its requests count the same."""
+    return float(f"{value:.7g}")
+
+
 def _locked(path: Path) -> IO[str]:
     lock = require_regular(path / ".lock").open("w")
     try:

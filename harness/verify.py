@@ -21,7 +21,7 @@ from harness.checks import judge, sent_share
 from harness.load_plan import ClientStats
 from harness.metrics import LevelMetrics, level_metrics
 from harness.records import LevelRow, PointKey, RequestRecord
-from harness.runfolder import RunFolder, RunWriter
+from harness.runfolder import RunFolder, RunWriter, as_written
 
 REL_TOLERANCE = 1e-5  # levels.csv holds seven digits
 # Runs measured before these columns came have none of them, and stay as they are.
@@ -106,7 +106,7 @@ def records_by_point(folder: RunFolder, rows: list[LevelRow]) -> dict[PointKey, 
 def _made_again(folder: RunFolder, records: list[RequestRecord]) -> LevelRow:
     """A row for a point that has lost its own, with the figures of the window that was planned."""
     settings, first = folder.manifest.settings, records[0]
-    metrics = level_metrics(records, settings.warmup_s, settings.warmup_s + settings.duration_s)
+    metrics = level_metrics(records, *map(as_written, (settings.warmup_s, settings.warmup_s + settings.duration_s)))
     row = LevelRow(first.variant, first.concurrency, first.repeat, "invalid", "row_lost", attempt=first.attempt)
     return msgspec.structs.replace(row, **metrics.row_fields())
 

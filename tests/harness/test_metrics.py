@@ -45,6 +45,16 @@ def test_one_stream_of_single_tokens() -> None:
     assert got.output_tok_per_s == pytest.approx(8.0)
 
 
+@pytest.mark.parametrize("cut_s", [0.0, 1e-9, 3e-9])
+def test_slices_that_hold_the_same_are_not_correlated(cut_s: float) -> None:
+    """Rates that differ by rounding errors alone have no slope and no autocorrelation, wherever the window is cut."""
+    slice_s = 0.12345678901
+    steady = [request(1.01 + i * slice_s, (500,), output_tokens=1, index=i) for i in range(SLICES)]
+    got = level_metrics(steady, 1.0, 1.0 + SLICES * slice_s + cut_s)
+    assert (got.window_autocorrelation, got.window_slope, got.slope_p) == (0.0, 0.0, 1.0)
+    assert got.output_tok_per_s == pytest.approx(1 / slice_s)
+
+
 def test_several_tokens_per_chunk() -> None:
     """Eight tokens in two chunks 40 ms apart: tpot 10 ms, gap 40 ms, four tokens per chunk."""
     got = level_metrics([request(0.0, (5000, 4000), chunk_tokens=(4, 4), output_tokens=8)], 0.0, 1.0)
