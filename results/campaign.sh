@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Measures several sweeps, one at a time on each GPU, and packs run folders for results/.
 #
-#   campaign.sh start DIR TARGET DRAFT NAME:GPU...   sweep results/configs/NAME.toml on that GPU into DIR/NAME, in the background,
-#                                                    those of one GPU one after the other; what DIR/NAME already holds is resumed
+#   campaign.sh start DIR TARGET DRAFT NAME:GPU[:THRESHOLD]...
+#                                  sweep results/configs/NAME.toml on that GPU (0,1: on both) into DIR/NAME, in the background,
+#                                  those of one GPU one after the other; what DIR/NAME already holds is resumed
 #   campaign.sh wait DIR SECONDS                     show progress until all have ended, at most so long; exit 1 while some run
 #   campaign.sh pack DIR OUT                         what belongs into results/, one DIR/NAME.tar per run, readable at any moment
 #   campaign.sh stop DIR                             every sweep ends as at Ctrl-C; start resumes it
@@ -14,7 +15,7 @@ absolute() {  # a path from here; anything else, as a model's name, stays
 }
 
 start() {
-  local dir target draft gpu pair names
+  local dir target draft gpu job names
   mkdir -p "$1"
   dir=$(absolute "$1") target=$(absolute "$2") draft=$(absolute "$3")
   if running "$dir"; then
@@ -22,10 +23,10 @@ start() {
     exit 1
   fi
   rm -f "$dir"/*.pid
-  for gpu in $(printf '%s\n' "${@:4}" | sed 's/.*://' | sort -u); do
+  for gpu in $(printf '%s\n' "${@:4}" | cut -d: -f2 | sort -u); do
     names=()
-    for pair in "${@:4}"; do
-      [ "${pair##*:}" != "$gpu" ] || names+=("${pair%:*}")
+    for job in "${@:4}"; do
+      [ "$(cut -d: -f2 <<<"$job")" != "$gpu" ] || names+=("$(cut -d: -f1,3 <<<"$job")")
     done
     setsid nohup "$repository/results/campaign.sh" queue "$dir" "$target" "$draft" "$gpu" "${names[@]}" >/dev/null 2>&1 &
     echo $! >"$dir/gpu$gpu.pid"
@@ -33,17 +34,19 @@ start() {
 }
 
 queue() {  # what start runs in the background for one GPU
-  local dir=$1 target=$2 draft=$3 gpu=$4 name sweep='' python=$repository/.venv/bin/python
+  local dir=$1 target=$2 draft=$3 gpu=$4 job name sweep='' python=$repository/.venv/bin/python
   [ -x "$python" ] || python=python3
   cd "$repository"
   trap '[ -z "$sweep" ] || { kill -TERM "$sweep" || true; wait "$sweep" || true; }; exit 130' TERM
-  for name in "${@:5}"; do
+  for job in "${@:5}"; do
+    name=${job%%:*}
     if [ -f "$dir/$name/manifest.json" ]; then
       [ -f "$dir/$name/requests.jsonl" ] || gunzip -q "$dir/$name/requests.jsonl.gz" || true  # the sweep says what lacks
       set -- --out "$dir/$name" --resume
     else
       set -- --config "results/configs/$name.toml" --model "$target" --draft "$draft" --out "$dir/$name"
       set -- "$@" --server-env "CUDA_VISIBLE_DEVICES=$gpu"
+      [ "$name" = "$job" ] || set -- "$@" --threshold "${job##*:}"
     fi
     "$python" -m specpivot sweep "$@" >"$dir/$name.json" 2>>"$dir/$name.log" &
     sweep=$!
@@ -93,5 +96,5 @@ case ${1:-} in
   wait) wait_for "${@:2}" ;;
   pack) pack "${@:2}" ;;
   stop) stop "${@:2}" ;;
-  *) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2 ;;
+  *) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

@@ -20,15 +20,19 @@ from harness.config import load_config, make_config
 from harness.manifest import new_manifest
 from harness.runfolder import RunFolder, RunWriter
 from pairs.prompts import KINDS
+from pairs.shapes import shapes
 from tests.harness.commands import PATIENCE_S, SIM, rows_of, wait_until
 from tests.harness.leftovers import nothing_left
 
 CONFIGS = sorted((Path(__file__).parent.parent / "results" / "configs").glob("*.toml"))
+README = (CONFIGS[0].parents[1] / "README.md").read_text(encoding="utf-8")
 CAMPAIGN = [file for file in CONFIGS if file.name.startswith(("h200-0.5.16-v2-acc", "h200-0.5.16-v2-pair-"))]
-MODELS = {"model": "TARGET", "draft": "DRAFT"}
+CLAIMS = [file for file in CONFIGS if "-claims-" in file.name]
+MODELS = {"model": "TARGET", "draft": "DRAFT", "threshold": 24}
 VARIED = {"concurrency", "warmup", "duration", "input_tokens", "random_range_ratio", "server_env", "server_args"}
 GPU_KV_GIB = 100.0  # of an H200's 140 GiB, beside two sets of weights
 KV_GIB_PER_TOKEN = 128 / 2**20  # Llama-3.1-8B in bfloat16
+ALL_LEVELS, FEW_LEVELS = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 32, 128)
 POINTS = 1000  # of a second each: more than any test waits for
 
 
@@ -47,7 +51,8 @@ def test_a_configuration_does_what_its_name_says(file: Path) -> None:
     fixed = re.search(r"-acc(\d\.\d)", file.stem)
     assert f"-{config.worker}-" in file.stem
     assert fixed is None or config.server_env["SGLANG_SIMULATE_ACC_LEN"] == fixed[1]
-    assert f"--out results/{file.stem}" in file.read_text()
+    asks = f"--threshold N --out results/{file.stem}" if "dynamic" in config.variants else f"--out results/{file.stem}"
+    assert asks in file.read_text()
 
 
 def test_the_campaign_is_complete_and_even() -> None:
@@ -68,13 +73,63 @@ def test_both_servers_fit_on_one_gpu(file: Path) -> None:
     assert 2 * config.max_concurrency * longest * KV_GIB_PER_TOKEN < GPU_KV_GIB
 
 
-def test_the_readme_names_the_campaign() -> None:
+def test_what_is_claimed_is_measured_in_one_process() -> None:
+    """Each has its reference, and the states of one patched server, at all levels or at three, three times."""
+    assert len(CLAIMS) == 6
+    for file in CLAIMS:
+        config = make_config(load_config(file) | MODELS)
+        reference = "baseline" if config.worker == "v2" else "baseline_no_overlap"
+        assert config.variants == (reference, "eagle3", "dynamic", "forced_off")
+        levels = ALL_LEVELS if "-v2-claims-acc" in file.stem else FEW_LEVELS
+        assert (config.concurrency, config.repeats, config.together) == (levels, 3, True)
+
+
+def test_ranks_draw_no_acceptance_of_their_own() -> None:
+    """On several GPUs the accept length is a whole number: each rank draws a fractional one for itself."""
+    parallel = [config for file in CONFIGS if (config := make_config(load_config(file) | MODELS)).tp > 1]
+    assert len(parallel) == 6
+    for config in parallel:
+        assert float(config.server_env["SGLANG_SIMULATE_ACC_LEN"]).is_integer()
+        assert not config.together
+
+
+def test_a_campaign_hands_thresholds_on(tmp_path: Path) -> None:
+    """NAME:GPUS:THRESHOLD begins a run with that threshold on those GPUs; its servers cannot start here."""
+    (tmp_path / "runs").mkdir()
+    name = "h200-0.5.16-v2-claims-triton-acc2.0"
+    assert campaign(tmp_path, "start", "runs", "no-target", "no-draft", f"{name}:0,1:24").returncode == 0
+    ended = campaign(tmp_path, "wait", "runs", "100")
+    assert ended.returncode == 0, ended.stdout
+    manifest = RunFolder(tmp_path / "runs" / name).manifest
+    assert manifest.settings.threshold == 24
+    assert manifest.config["server_env"]["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+def test_the_readme_names_every_configuration() -> None:
     """By families written with braces."""
-    page = (CONFIGS[0].parent.parent / "README.md").read_text()
-    families = [re.escape(family) for family in re.findall(r"h200-[\w.{},-]+", page)]
-    patterns = [re.sub(r"\\{([^}]*)\\}", lambda m: f"({m[1].replace(',', '|')})", text) for text in families]
-    for file in CAMPAIGN:
+    patterns = [named(family) for family in re.findall(r"h200[\w.{},-]+[\w}]", README)]
+    for file in CONFIGS:
         assert any(re.fullmatch(pattern, file.stem) for pattern in patterns), file.stem
+
+
+def test_sittings_are_planned_at_the_pace_of_sweeps() -> None:
+    """Minutes, GPUs and shapes in the table are those of its configurations; a start of servers takes 2.5 minutes."""
+    rows = re.findall(r"^\| (h200\S+(?:, h200\S+)*) \| (\d) \| (\d+) \| (\S+) \|", README, re.MULTILINE)
+    assert len(rows) == 9
+    for families, gpus, minutes, shape in rows:
+        files = [file for family in families.split(", ") for file in CONFIGS if re.fullmatch(named(family), file.stem)]
+        assert files
+        assert shape in shapes()
+        for file in files:
+            config = make_config(load_config(file) | MODELS)
+            points = len(config.variants) * len(config.concurrency) * config.repeats
+            starts = 1 if config.together else 3
+            assert (config.tp, round(points * config.point_s / 60 + 2.5 * starts)) == (int(gpus), int(minutes))
+
+
+def named(family: str) -> str:
+    """A pattern of the configurations that a name with braces stands for."""
+    return re.sub(r"\\{([^}]*)\\}", lambda m: f"({m[1].replace(',', '|')})", re.escape(family))
 
 
 def campaign(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

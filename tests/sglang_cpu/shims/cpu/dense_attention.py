@@ -75,8 +75,9 @@ def extend_attention_fwd(
             visible[:, old:] = mask[:, old:]  # the prefix is always seen
         elif is_causal:
             visible[:, old:] = visible[:, old:].tril()
-        keys = torch.cat([k_buffer[slots], k_extend[first:last]])
-        values = torch.cat([v_buffer[slots], v_extend[first:last]])
+        keys, values = k_extend[first:last], v_extend[first:last]
+        if old:  # without a prefix the new rows may have more heads than the cache, as latent attention's prefill has
+            keys, values = torch.cat([k_buffer[slots], keys]), torch.cat([v_buffer[slots], values])
         o_extend[first:last] = _attend(q_extend[first:last], keys, values, visible, scale, logit_cap).to(o_extend.dtype)
 
 
