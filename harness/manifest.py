@@ -54,6 +54,7 @@ def new_manifest(config: SweepConfig, command: Sequence[str]) -> Manifest:
         config=msgspec.to_builtins(config),
         workload=workload_of(config).describe(config.concurrency, config.repeats),
         environment=collect_environment(),
+        latency_intervals=True,
     )
 
 
