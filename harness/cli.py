@@ -22,6 +22,7 @@ from harness.console import ConsoleReporter
 from harness.doctor import Diagnosis, Releases, Validated, diagnose
 from harness.environment import gpus
 from harness.errors import UserError
+from harness.gpus import VISIBLE
 from harness.runfolder import RunFolder
 from harness.selftest import save_calibration, selftest
 from harness.sim import server as sim_server
@@ -170,17 +171,27 @@ def sweep_settings(
 ) -> tuple[SweepConfig, Path]:
     """The sweep's settings and folder: from the run itself when resuming, else from file and flags."""
     if resume:
-        if out is None:
-            raise UserError("--resume needs --out, the run folder to go on with")
-        if given or config:
-            raise UserError("--resume takes its settings from the run; leave out --config and every other flag")
-        return make_config(RunFolder(out).manifest.config), out
+        return _resumed(config, out, given)
     values = _merged(load_config(config) if config else {}, given)
     if not {"sim", "attach", "model"} & values.keys():
         if gpus():
             raise UserError("say what to measure: --model with --draft, --attach VARIANT=URL, or --sim PRESET")
         values["sim"] = DEFAULT_PRESET
     return make_config(values), out or default_folder()
+
+
+def _resumed(config: Path | None, out: Path | None, given: dict[str, Any]) -> tuple[SweepConfig, Path]:
+    """What the run says of itself; only on which GPUs its servers run may be said anew, as others may be free now."""
+    if out is None:
+        raise UserError("--resume needs --out, the run folder to go on with")
+    env = given.get("server_env", {})
+    if config or given.keys() - {"server_env"} or env.keys() - {VISIBLE}:
+        raise UserError(
+            "--resume takes its settings from the run; leave out --config and every other flag, except for"
+            f" --server-env {VISIBLE}=GPU"
+        )
+    stored = make_config(RunFolder(out).manifest.config)
+    return msgspec.structs.replace(stored, server_env=stored.server_env | env), out
 
 
 def _merged(file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def new_manifest(config: SweepConfig, command: Sequence[str]) -> Manifest:
         config=msgspec.to_builtins(config),
         workload=workload_of(config).describe(config.concurrency, config.repeats),
         environment=collect_environment(),
+        latency_intervals=True,
     )
 
 
@@ -67,12 +68,14 @@ def record_servers(
     warnings = [*unequal(table), *_lacking(up), *_wrong_worker(config, up), *_simulated(config, simulated)]
     manifest = writer.manifest
     previous = {record.server_run: record for record in manifest.servers.values()}
+    variants = _variant_records(config, found)
+    warnings += _moved(previous | {record.server_run: record for record in up.values()}, manifest.variants, variants)
     writer.set_manifest(
         msgspec.structs.replace(
             manifest,
             source="simulated" if simulated else manifest.source,
             servers=previous | {record.server_run: record for record in up.values()},
-            variants=manifest.variants | _variant_records(config, found),
+            variants=manifest.variants | variants,
             confounders=manifest.confounders | table,
             warnings=tuple(dict.fromkeys([*manifest.warnings, *warnings])),
             simulation=next(iter(simulated.values()), None),
@@ -115,6 +118,21 @@ def _variant_record(
         reference=reference_of(variant, wanted, server.record.server_args.get("disable_overlap_schedule") is True),
         policy=None if policy is None else msgspec.to_builtins(policy),
     )
+
+
+def _moved(
+    servers: dict[str, ServerRecord], before: dict[str, VariantRecord], now: dict[str, VariantRecord]
+) -> list[str]:
+    """Variants that a resumed run goes on to measure on other GPUs than before."""
+    found = []
+    for variant in before.keys() & now.keys():
+        then, here = (
+            [gpu.uuid for gpu in servers[each.server_run].gpus.counted] if each.server_run in servers else []
+            for each in (before[variant], now[variant])
+        )
+        if then and here and then != here:
+            found.append(f"{variant} is measured on GPU {', '.join(here)} now, and was on {', '.join(then)} before")
+    return sorted(found)
 
 
 def _lacking(up: dict[str, ServerRecord]) -> list[str]:

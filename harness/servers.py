@@ -176,7 +176,10 @@ def _gpus(endpoint: Endpoint, env: Mapping[str, str] | None, info: dict[str, Any
     parts = urlsplit(endpoint.url)
     if env is None and not _is_here(parts.hostname or ""):
         return ServerGpus(known_from="none of this machine: the server is on another one")
-    return server_gpus(machine, env or _attached_env(parts.port or (443 if parts.scheme == "https" else 80)), info)
+    if env is not None:
+        return server_gpus(machine, env, info)
+    env, contained = _attached_env(parts.port or (443 if parts.scheme == "https" else 80))
+    return server_gpus(machine, env, info, contained)
 
 
 def _is_here(host: str) -> bool:
@@ -186,14 +189,18 @@ def _is_here(host: str) -> bool:
     return False
 
 
-def _attached_env(port: int) -> dict[str, str] | None:
-    """The environment of the SGLang that listens on a port; None where something else does, or we may not look."""
+def _attached_env(port: int) -> tuple[dict[str, str] | None, bool]:
+    """The environment of the SGLang that listens on a port, and whether it runs in a container that is not ours.
+
+    None where something else listens, or we may not look. A container has a file system of its own, which a service
+    with a namespace of its own, as systemd makes them, has not.
+    """
     for pid in listeners(port):
-        with suppress(psutil.Error):
+        with suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
             if any("sglang" in word or "patched_worker" in word for word in process.cmdline()):
-                return process.environ()
-    return None
+                return process.environ(), not Path(f"/proc/{pid}/root").samefile("/")
+    return None, False
 
 
 def _proof(block: dict[str, Any] | None) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def _simulated(config: SweepConfig, plan: ServerPlan) -> ServerPlan:
         command += ["--num-steps", str(config.num_steps)]
     if plan.name == "speculative" and config.topk != 1:
         command += ["--topk", str(config.topk)]
-    return ServerPlan(plan.name, plan.variants, tuple(command))
+    return ServerPlan(plan.name, plan.variants, tuple(command), dict(config.server_env))
 
 
 def _sglang(config: SweepConfig, plan: ServerPlan) -> ServerPlan:

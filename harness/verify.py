@@ -24,7 +24,7 @@ from harness.records import LevelRow, PointKey, RequestRecord
 from harness.runfolder import RunFolder, RunWriter, as_written
 
 REL_TOLERANCE = 1e-5  # levels.csv holds seven digits
-# Runs measured before these columns came have none of them, and stay as they are.
+# Rows of a run that was begun before these columns came may have none of them, and stay as they are.
 ADDED_INTERVALS = tuple(
     name
     for name in LevelRow.__struct_fields__
@@ -73,7 +73,7 @@ def verify_run(path: Path, write: bool = False) -> VerifyReport:
     checks = 0
     for row in rows:
         metrics = level_metrics(records[row.key], row.window_start_s, row.window_end_s)
-        differing = _differences(row, metrics)
+        differing = _differences(row, metrics, folder.manifest.latency_intervals)
         if differing:
             changed.append(msgspec.structs.replace(row, **{name: new for name, _, new in differing}))
         problems += [f"{row.key}: {name} is {old}, the requests give {new}" for name, old, new in differing]
@@ -111,12 +111,12 @@ def _made_again(folder: RunFolder, records: list[RequestRecord]) -> LevelRow:
     return msgspec.structs.replace(row, **metrics.row_fields())
 
 
-def _differences(row: LevelRow, metrics: LevelMetrics) -> list[tuple[str, Any, Any]]:
-    """(column, in the file, recomputed) wherever they differ."""
+def _differences(row: LevelRow, metrics: LevelMetrics, intervals: bool) -> list[tuple[str, Any, Any]]:
+    """(column, in the file, recomputed) wherever they differ; `intervals`: whether the run's rows must have all."""
     figures = metrics.row_fields()
     if row.steps_on is not None:  # a patched worker's own, which knows the steps that speculated
         figures = {name: new for name, new in figures.items() if not name.startswith("accept_len")}
-    if all(getattr(row, name) is None for name in ADDED_INTERVALS):  # written before there were any
+    if not intervals and all(getattr(row, name) is None for name in ADDED_INTERVALS):
         figures = {name: new for name, new in figures.items() if name not in ADDED_INTERVALS}
     pairs = ((name, getattr(row, name), new) for name, new in figures.items())
     return [(name, old, new) for name, old, new in pairs if not _equal(old, new)]

@@ -3,7 +3,8 @@
 #
 #   campaign.sh start DIR TARGET DRAFT NAME:GPU[:THRESHOLD]...
 #                                  sweep results/configs/NAME.toml on that GPU (0,1: on both) into DIR/NAME, in the background,
-#                                  those of one GPU one after the other; what DIR/NAME already holds is resumed
+#                                  those of one GPU one after the other; what DIR/NAME already holds is resumed, on the GPU
+#                                  named now, with the models that it was begun with
 #   campaign.sh wait DIR SECONDS                     show progress until all have ended, at most so long; exit 1 while some run
 #   campaign.sh pack DIR OUT                         what belongs into results/, one DIR/NAME.tar per run, readable at any moment
 #   campaign.sh stop DIR                             every sweep ends as at Ctrl-C; start resumes it
@@ -45,10 +46,9 @@ queue() {  # what start runs in the background for one GPU
       set -- --out "$dir/$name" --resume
     else
       set -- --config "results/configs/$name.toml" --model "$target" --draft "$draft" --out "$dir/$name"
-      set -- "$@" --server-env "CUDA_VISIBLE_DEVICES=$gpu"
       [ "$name" = "$job" ] || set -- "$@" --threshold "${job##*:}"
     fi
-    "$python" -m specpivot sweep "$@" >"$dir/$name.json" 2>>"$dir/$name.log" &
+    "$python" -m specpivot sweep "$@" --server-env "CUDA_VISIBLE_DEVICES=$gpu" >"$dir/$name.json" 2>>"$dir/$name.log" &
     sweep=$!
     wait "$sweep" || true  # whatever became of it, the next one is worth measuring
   done

@@ -148,18 +148,18 @@ def campaign(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def planned(run: Path, repeats: int) -> Path:
-    """A run folder on a simulated server, in which nothing has been measured."""
+    """A run folder on a simulated server, begun on another GPU, in which nothing has been measured."""
     config = make_config(
         {"sim": SIM, "variants": ["baseline"], "concurrency": [1], "repeats": repeats, "warmup": 0.2, "duration": 0.6}
-        | {"input_tokens": 8, "output_tokens": 8}
+        | {"input_tokens": 8, "output_tokens": 8, "server_env": {"CUDA_VISIBLE_DEVICES": "7"}}
     )
     RunWriter.create(run, new_manifest(config, ["specpivot"])).close()
     return run
 
 
 def test_a_campaign_starts_stops_and_packs(tmp_path: Path) -> None:
-    """Into a relative folder from anywhere; two sweeps of one GPU are resumed one after the other; that of hours ends
-    when told to and keeps what it has, and what was packed is resumed as well."""
+    """Into a relative folder from anywhere; two sweeps are resumed one after the other, on the GPU that is named now;
+    that of hours ends when told to and keeps what it has, and what was packed is resumed as well."""
     short, run = planned(tmp_path / "runs" / "short", 1), planned(tmp_path / "runs" / "one", POINTS)
     with nothing_left(tmp_path / "runs"):
         assert campaign(tmp_path, "start", "runs", "TARGET", "DRAFT", "short:0", "one:0").returncode == 0
@@ -170,6 +170,7 @@ def test_a_campaign_starts_stops_and_packs(tmp_path: Path) -> None:
         stopped = campaign(tmp_path, "wait", "runs", "100")
         assert stopped.returncode == 0, stopped.stdout
     assert 0 < len(RunFolder(run).levels()) < POINTS
+    assert {server.env["CUDA_VISIBLE_DEVICES"] for server in RunFolder(run).manifest.servers.values()} == {"0"}
     assert f"== one: {len(RunFolder(run).levels())} points" in stopped.stdout
 
     (tmp_path / "out").mkdir()

@@ -5,6 +5,7 @@ A tuning that is resumed has spent what its histories tell, those of combination
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,19 +19,27 @@ from harness.runfolder import WriteFailed
 HISTORY = "search_history.jsonl"
 
 
-class _Spent(msgspec.Struct, frozen=True):
+class _Line(msgspec.Struct, frozen=True):
+    kind: str = ""
     spent_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 def spent_before(out: Path) -> float:
     """Seconds that a tuning has used in its lives so far, by the last point or stage that its histories tell of."""
-    found = 0.0
+    return max((line.spent_s for line in _told(out)), default=0.0)
+
+
+def points_before(out: Path) -> int:
+    """Points that a tuning has measured so far, wherever they are kept; one that was measured anew counts twice."""
+    return sum(line.kind == "point" for line in _told(out))
+
+
+def _told(out: Path) -> Iterator[_Line]:
     for file in (out / HISTORY, *out.glob(f"*/{HISTORY}")):
         lines = require_regular(file).read_bytes().splitlines() if file.exists() else []
         for line in lines:
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # cut off by a crash
-                found = max(found, msgspec.json.decode(line, type=_Spent).spent_s)
-    return found
+                yield msgspec.json.decode(line, type=_Line)
 
 
 def note_history(out: Path, kind: str, **what: Any) -> None:

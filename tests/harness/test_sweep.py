@@ -225,6 +225,7 @@ def test_servers_that_do_not_fit_take_turns() -> None:
         (["--attach", "baseline=http://127.0.0.1:9"], "no server answers"),
         (["--config", "none.toml"], "cannot read"),
         (["--resume"], "--resume needs --out"),
+        (["--resume", "--out", "any", "--server-env", "SGLANG_X=1"], "except for --server-env CUDA_VISIBLE_DEVICES"),
         (["--out", "/proc/nothing/here", "--variants", "baseline"], "give another --out"),
     ],
 )

@@ -21,7 +21,9 @@ MANIFEST = Manifest(
     config={},
     workload=Workload("random", 8, 8, 1, "0" * 64),
     environment={},
+    latency_intervals=True,
 )
+OLD = msgspec.structs.replace(MANIFEST, latency_intervals=False)
 # Two slots, each busy for the whole of a second: ten requests of eight tokens, 24 ms apart.
 RECORDS = [
     RequestRecord(
@@ -37,11 +39,11 @@ MANY = [msgspec.structs.replace(RECORDS[0], index=i, start_s=i * 0.02, end_s=i *
 UNUSED: dict[str, object] = {"status": "partial", "verdict": "interrupted"}
 
 
-def write(path: Path, records: list[RequestRecord] = RECORDS, **changes: object) -> None:
+def write(path: Path, records: list[RequestRecord] = RECORDS, manifest: Manifest = MANIFEST, **changes: object) -> None:
     """A run with one point, whose row is right but for `changes`."""
     figures = level_metrics(records, 0.0, 1.0).row_fields()
     row = LevelRow("forced_off", 2, 1, "done", "ok", attempt=2, client_lag_p99_s=0.001, client_cpu=0.1, **figures)
-    with RunWriter.create(path, MANIFEST) as writer:
+    with RunWriter.create(path, manifest) as writer:
         writer.add_requests([msgspec.structs.replace(record, attempt=1, output_tokens=1) for record in records[:3]])
         writer.add_requests(records)
         writer.put_row(msgspec.structs.replace(row, **changes))
@@ -74,15 +76,20 @@ def test_what_does_not_hold_is_named(tmp_path: Path, changes: dict[str, object],
 
 
 def test_rows_from_before_the_intervals_stay_as_they_are(tmp_path: Path) -> None:
-    """A row without any of the columns that came later verifies; a row that has some must have all, and right."""
+    """A row without any of the columns that came later verifies; a row that has some must have all, and right. In a run
+    begun since, none may lack."""
     none: dict[str, object] = dict.fromkeys(ADDED_INTERVALS)
-    write(tmp_path / "old", MANY, **UNUSED | none)
+    write(tmp_path / "old", MANY, OLD, **UNUSED | none)
     assert verify_run(tmp_path / "old").ok
     (row,) = RunFolder(tmp_path / "old").levels()
     assert row.ttft_p50_s_low is None
+    figures = level_metrics(MANY, 0.0, 1.0).row_fields()
+    write(tmp_path / "new", MANY, **UNUSED | none)
+    blanked = {problem.split()[4] for problem in verify_run(tmp_path / "new").problems}
+    assert blanked == {name for name, figure in figures.items() if name in ADDED_INTERVALS and figure is not None}
     for name in ("ttft_p50_s_low", "gap_p99_s_low", "user_tok_per_s_high"):
         for value in (None, 7.5):
-            write(tmp_path / f"{name}{value}", MANY, **UNUSED | {name: value})
+            write(tmp_path / f"{name}{value}", MANY, OLD, **UNUSED | {name: value})
             (problem,) = verify_run(tmp_path / f"{name}{value}").problems
             assert f"{name} is {value}" in problem
 

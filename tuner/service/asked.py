@@ -48,12 +48,17 @@ class SweepOptions(Load, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class TuneOptions(Load, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a tuning may be told: `budget` such as 20m, 900s or 1h; `latency_slack` such as 5% or 0.05."""
+    """What a tuning may be told.
+
+    `budget` such as 20m, 900s or 1h; `latency_slack` such as 5% or 0.05; `context_lengths`: two or three different
+    prompt lengths, in tokens.
+    """
 
     budget: Annotated[str, msgspec.Meta(pattern=r"^[0-9]+(\.[0-9]+)?[smh]?$", max_length=20)] | Unset = msgspec.UNSET
     trials: Small | Unset = msgspec.UNSET
     latency_slack: Annotated[str, msgspec.Meta(pattern=r"^[0-9]+(\.[0-9]+)?%?$", max_length=20)] | Unset = msgspec.UNSET
     objective: Literal["score", "throughput"] | Unset = msgspec.UNSET
+    context_lengths: Annotated[list[Tokens], msgspec.Meta(min_length=2, max_length=3)] | Unset = msgspec.UNSET
 
 
 class NewJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):

@@ -10,6 +10,7 @@ import msgspec
 
 from tuner.service import answers
 from tuner.service.names import is_name
+from tuner.service.progress import Progress
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +20,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         server: a registered server's name, or sim:PRESET.
         arguments: of the command line, from the word sweep or tune on.
         points_planned: as the settings say, for as long as there is no manifest; each takes about `point_s`.
-        points_before: how many there were when it was started last.
         cancels: how often it was asked to stop since then.
         exit_code: None while it runs, and where it ended without one.
         message: the last line of its log, once it has ended.
@@ -34,7 +34,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     point_s: float
     created_s: float
     started_s: float
-    points_before: int = 0
     cancels: int = 0
     state: answers.JobState = "running"
     ended_s: float | None = None
@@ -81,17 +80,19 @@ def why_not(record: Record) -> str:
     return "runs already" if record.state == "running" else "is finished; nothing is left to measure"
 
 
-def eta_s(record: Record, done: int, planned: int, last_s: float | None) -> float | None:
-    """Seconds left: from the plan at first, from the pace since it was started later."""
-    if planned <= done:
+def eta_s(record: Record, progress: Progress, last_s: float | None) -> float | None:
+    """Seconds left: at first by the plan, later by the run's points (of a tuning, at most, as its budget ends it).
+
+    Args:
+        record: of a job that runs.
+        progress: of its run.
+        last_s: when its last point was written, as time.time() counts.
+    """
+    left = progress.planned - progress.done
+    if left <= 0 and record.kind == "sweep":
         return None
-    new, since_s, pace_s = done - record.points_before, record.started_s, record.point_s
-    if new > 0 and last_s is not None:
-        since_s, pace_s = last_s, max(last_s - record.started_s, 0.0) / new
-    left_s = pace_s * (planned - done) - (time.time() - since_s)
-    if record.kind == "tune":  # its budget ends it, however slow its points are
-        left_s = min(left_s, record.started_s + record.points_planned * record.point_s - time.time())
-    return max(0.0, left_s)
+    left_s = record.point_s * left if progress.left_s is None else progress.left_s
+    return max(0.0, left_s - (time.time() - max(record.started_s, last_s or 0.0)))
 
 
 def number(file: Path) -> int | None:

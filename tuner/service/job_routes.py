@@ -11,14 +11,15 @@ from aiohttp import web
 import harness.sim
 from harness.config import variants_to_run
 from harness.errors import UserError
+from tuner.knobs import parse_lengths
 from tuner.service import answers, asked, joblog
 from tuner.service.asked import NewServer, NewSweep, NewTune, Nothing
 from tuner.service.events import MAX_LISTENERS
 from tuner.service.job_records import Plan, Record
+from tuner.service.progress import tune_point_s
 from tuner.service.refusal import Refusal
 from tuner.service.registry import attached, keys
 from tuner.service.routes import number
-from tuner.service.runs import tune_points
 from tuner.service.service import Service
 
 SIMULATED = "sim:"
@@ -134,12 +135,20 @@ def _plan(body: NewSweep | NewTune, server: str, flags: list[str], **servers: An
     """
     try:
         config = asked.settings(body.options, **servers)
+        lengths = _context_lengths(body)
     except UserError as error:
         raise Refusal(400, str(error)) from error
+    point_s = tune_point_s(config, lengths)
     points = len(variants_to_run(config)) * len(config.concurrency) * config.repeats
     if isinstance(body, NewTune):
-        points = tune_points(_budget_s(body), config.point_s)
-    return Plan(body.kind, server, [*flags, *asked.flags(body.options)], points, config.point_s)
+        points = int(_budget_s(body) / point_s)
+    return Plan(body.kind, server, [*flags, *asked.flags(body.options)], points, point_s)
+
+
+def _context_lengths(body: NewSweep | NewTune) -> tuple[int, ...]:
+    """The prompt lengths of a tuning, () for those of its settings; errors are those of the command line."""
+    told = getattr(body.options, "context_lengths", None)
+    return parse_lengths(",".join(map(str, told))) if isinstance(told, list) else ()
 
 
 def _budget_s(body: NewTune) -> float:

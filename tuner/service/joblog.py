@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from harness.errors import MAX_CHARS, one_line
 from harness.runfolder import LEVELS
+from tuner.history import HISTORY
 
 MAX_READ_BYTES = 256 * 1024
 MAX_LINES = 2000
@@ -33,11 +35,12 @@ def message(base: Path) -> str:
 
 
 def changed_s(run: Path) -> float | None:
-    """When a run's last point was written."""
-    try:
-        return (run / LEVELS).stat().st_mtime
-    except OSError:
-        return None
+    """When a run's last point, or stage of a tuning, was written."""
+    found = []
+    for name in (LEVELS, HISTORY):
+        with suppress(OSError):
+            found.append((run / name).stat().st_mtime)
+    return max(found, default=None)
 
 
 def _end(base: Path, size: int) -> str:

@@ -23,6 +23,7 @@ import msgspec
 from tuner.service import answers, joblog
 from tuner.service.job_records import Plan, Record, eta_s, number, resumable, stored, why_not
 from tuner.service.names import STATE, holds_run, new_folder
+from tuner.service.progress import Progress
 from tuner.service.refusal import Refusal
 from tuner.service.runner import GO, INTERRUPTED, exit_file, mark_of, pid_file
 from tuner.service.runs import Runs
@@ -88,8 +89,8 @@ class Jobs:
 
     def answer(self, record: Record) -> answers.Job:
         """A job as people see it."""
-        done, planned, last_s = self._progress(record)
-        running = record.state == "running"
+        progress = self._runs.progress(record.run) or Progress(0, record.points_planned, None)
+        done, running = progress.done, record.state == "running"
         return answers.Job(
             id=record.id,
             kind=record.kind,
@@ -101,8 +102,8 @@ class Jobs:
             ended_s=record.ended_s,
             exit_code=record.exit_code,
             points_done=done,
-            points_planned=done if record.kind == "tune" and record.state == "done" else max(planned, done),
-            eta_s=eta_s(record, done, planned, last_s) if running else None,
+            points_planned=done if record.kind == "tune" and record.state == "done" else progress.planned,
+            eta_s=eta_s(record, progress, joblog.changed_s(self._runs.results / record.run)) if running else None,
             message=joblog.message(self._base(record.id)) if running else record.message,
             resumable=resumable(record),
         )
@@ -154,7 +155,6 @@ class Jobs:
         fresh = msgspec.structs.replace(
             record,
             started_s=time.time(),
-            points_before=self._progress(record)[0],
             cancels=0,
             state="running",
             ended_s=None,
@@ -233,13 +233,6 @@ class Jobs:
             state = "interrupted" if code is None or code < 0 or code == INTERRUPTED else "failed"
         message = joblog.message(self._base(record.id))
         return msgspec.structs.replace(record, state=state, exit_code=code, ended_s=time.time(), message=message)
-
-    def _progress(self, record: Record) -> tuple[int, int, float | None]:
-        """Points done, points planned, and when the last one was."""
-        summary = self._runs.summary(record.run)
-        if summary is None:
-            return 0, record.points_planned, None
-        return summary.points_done, summary.points_planned, joblog.changed_s(self._runs.results / record.run)
 
     def _nothing_is_left(self, record: Record) -> bool:
         """Whether a sweep's run has all its points, and good ones."""

@@ -5,19 +5,20 @@ Whoever made a run (this service, or a command line on the same folder) it is fo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal
 
 import msgspec
 
-from harness.config import make_config
 from harness.errors import UserError
-from harness.records import Manifest
+from harness.records import LevelRow, Manifest
 from harness.runfolder import LEVELS, MANIFEST, RunFolder
+from tuner.history import HISTORY
 from tuner.service import run_answers
 from tuner.service.names import RECOMMENDATION, holds_run, is_name, run_folder
+from tuner.service.progress import Progress, command, planned, progress_of
 from tuner.service.refusal import Refusal
 
 Signature = tuple[tuple[int, int, int], ...]
@@ -30,6 +31,12 @@ class _Found(msgspec.Struct, frozen=True):
     shape: run_answers.Shape
 
 
+class _Known(msgspec.Struct, frozen=True):
+    signature: Signature
+    summary: run_answers.RunSummary | None = None  # None: it cannot be read
+    progress: Progress | None = None
+
+
 class Runs:
     """Reads runs; every method may be called from any thread.
 
@@ -40,7 +47,7 @@ class Runs:
     def __init__(self, results: Path) -> None:
         self.results = results
         self._lock = Lock()
-        self._summaries: dict[str, tuple[Signature, run_answers.RunSummary | None]] = {}
+        self._known: dict[str, _Known] = {}
 
     def names(self) -> list[str]:
         """The names of folders that hold a manifest."""
@@ -53,24 +60,33 @@ class Runs:
         """Every run that can be read, newest first, without its job."""
         names = self.names()
         with self._lock:
-            for gone in self._summaries.keys() - set(names):
-                del self._summaries[gone]
+            for gone in self._known.keys() - set(names):
+                del self._known[gone]
         found = [summary for name in names if (summary := self.summary(name)) is not None]
         return sorted(found, key=lambda run: (run.created_s, run.name), reverse=True)
 
     def summary(self, name: str) -> run_answers.RunSummary | None:
         """One run; None where it is damaged, may not be read or leads out of the folder."""
+        return self._now(name).summary
+
+    def progress(self, name: str) -> Progress | None:
+        """How far one run is; None as of `summary`."""
+        return self._now(name).progress
+
+    def _now(self, name: str) -> _Known:
         now = signature(self.results / name)
         with self._lock:
-            kept = self._summaries.get(name)
-        if kept is not None and kept[0] == now:
-            return kept[1]
+            kept = self._known.get(name)
+        if kept is not None and kept.signature == now:
+            return kept
         try:
-            made = _summary(name, RunFolder(run_folder(self.results, name)))
+            run = RunFolder(run_folder(self.results, name))
+            manifest, rows = run.manifest, run.salvaged_levels()[0]
+            made = _Known(now, _summary(name, run.path, manifest, rows), progress_of(run.path, manifest, rows))
         except (UserError, Refusal, OSError):
-            made = None
+            made = _Known(now)
         with self._lock:
-            self._summaries[name] = (now, made)
+            self._known[name] = made
         return made
 
     def detail(self, name: str) -> run_answers.RunDetail:
@@ -106,7 +122,7 @@ class Runs:
 def signature(folder: Path) -> Signature:
     """Changes when a file of the run that answers depend on does."""
     found = []
-    for file in (MANIFEST, LEVELS, RECOMMENDATION):
+    for file in (MANIFEST, LEVELS, RECOMMENDATION, HISTORY):
         try:
             stat = (folder / file).stat()
             found.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
@@ -123,41 +139,8 @@ def created_s(manifest: Manifest) -> float:
         return 0.0
 
 
-def command(manifest: Manifest) -> Literal["sweep", "tune", "bench"]:
-    """Which command made the run."""
-    return "tune" if "tune" in manifest.config else "bench" if "bench" in manifest.config else "sweep"
-
-
-def planned(manifest: Manifest) -> int:
-    """How many points the run was to have; of a tuning, the most that its budget has room for."""
-    kind = command(manifest)
-    if kind == "bench":
-        return 1
-    if kind == "tune":
-        return _most(manifest)
-    settings = manifest.settings
-    not_run = {variant for variant, record in manifest.variants.items() if record.not_run}
-    return len(set(settings.variants) - not_run) * len(settings.concurrency) * settings.repeats
-
-
-def _most(manifest: Manifest) -> int:
-    stored: dict[str, Any] = dict(manifest.config)
-    options = stored.pop("tune")
-    try:
-        return tune_points(float(options["budget_s"]), make_config(stored).point_s)
-    except (UserError, TypeError, KeyError, ValueError):
-        return 0
-
-
-def tune_points(budget_s: float, point_s: float) -> int:
-    """The most points that a tuning's budget has room for."""
-    return int(budget_s / point_s)
-
-
-def _summary(name: str, run: RunFolder) -> run_answers.RunSummary:
-    manifest = run.manifest
-    rows = run.salvaged_levels()[0]
-    found = _recommended(run.path / RECOMMENDATION)
+def _summary(name: str, path: Path, manifest: Manifest, rows: Sequence[LevelRow]) -> run_answers.RunSummary:
+    found = _recommended(path / RECOMMENDATION)
     return run_answers.RunSummary(
         name=name,
         source=manifest.source,

@@ -17,10 +17,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from harness.config import SweepConfig
+from harness.config import SweepConfig, make_config
 from harness.sim.preset import DEFAULT_PRESET, preset_names
-from tests.tuner.runs import manifest, rows, write_run
+from tests.tuner.runs import LEVELS, manifest, rows, write_run
 from tests.tuner.service.services import call, serving, simulating
+from tuner.history import note_history
 from tuner.service import answers, asked, joblog
 from tuner.service.desk import child_environment
 from tuner.service.job_records import Plan, Record
@@ -247,21 +248,50 @@ def test_resume_goes_on_with_the_run(desk: Desk, there: bool) -> None:
 
 
 def test_the_pace_of_a_job_tells_its_end(desk: Desk) -> None:
-    """Half of the points in so many seconds: about as many seconds more."""
+    """Points that are left take what those of their concurrency took, from the last one on, however long ago it was."""
     job = started(desk)
-    write_run(desk.results / "run", rows()[:9], manifest())
-    record = msgspec.structs.replace(desk.jobs.get(job.id), started_s=time.time() - 900)
-    found = desk.jobs.answer(record)
-    assert (found.points_done, found.points_planned) == (9, 81)
-    assert found.eta_s == pytest.approx(7200, rel=0.05)
+    write_run(desk.results / "run", rows()[:9], manifest(config={"sim": "x", "concurrency": list(LEVELS)}))
+    plain = desk.jobs.answer(desk.jobs.get(job.id))
+    assert (plain.points_done, plain.points_planned) == (9, 81)
+    (desk.results / "slow").mkdir()
+    slow = [msgspec.structs.replace(row, e2e_p50_s=100.0) for row in rows()[:9]]
+    write_run(desk.results / "slow" / "run", slow, manifest(config={"sim": "x", "concurrency": list(LEVELS)}))
+    (desk.results / "slow" / "run" / "levels.csv").replace(desk.results / "run" / "levels.csv")
+    found = desk.jobs.answer(desk.jobs.get(job.id))
+    config = make_config({"sim": "x", "concurrency": list(LEVELS)})
+    assert found.eta_s == pytest.approx(72 * config.point_s_with(100.0), rel=0.05)
+    assert plain.eta_s == pytest.approx(72 * config.point_s, rel=0.05)
+    for last_s in (time.time() - 1000, time.time() - 1e6):
+        os.utime(desk.results / "run" / "levels.csv", (last_s, last_s))
+        began = msgspec.structs.replace(desk.jobs.get(job.id), started_s=last_s - 900)
+        left_s = max(0.0, found.eta_s - (time.time() - last_s))
+        assert desk.jobs.answer(began).eta_s == pytest.approx(left_s, abs=PATIENT_S)
 
 
 def test_the_budget_of_a_tuning_ends_it(desk: Desk) -> None:
-    """However slow its points are: what is left of the budget is the most that it takes."""
+    """However slow its points are, what is left of the budget is the most that it takes, its earlier lives counted."""
     job = started(desk, msgspec.structs.replace(PLAN, kind="tune", points=60, point_s=10.0))
-    write_run(desk.results / "run", rows()[:2], manifest(config={"tune": {"budget_s": 600}, "sim": "x"}))
-    record = msgspec.structs.replace(desk.jobs.get(job.id), started_s=time.time() - 400)
-    assert desk.jobs.answer(record).eta_s == pytest.approx(200, abs=50)
+    write_run(desk.results / "run", rows()[:2], manifest(config={"tune": {"budget_s": 6000}, "sim": "x"}))
+    now_s = time.time()
+    os.utime(desk.results / "run" / "levels.csv", (now_s - 400, now_s - 400))
+    record = msgspec.structs.replace(desk.jobs.get(job.id), started_s=now_s - 400)
+    assert desk.jobs.answer(record).eta_s == pytest.approx(5600, abs=PATIENT_S)
+    note_history(desk.results / "run", "point", spent_s=3000.0)
+    assert desk.jobs.answer(record).eta_s == pytest.approx(3000, abs=PATIENT_S)
+
+
+def test_the_points_of_all_context_lengths_are_a_tunings(desk: Desk) -> None:
+    """They lie below its run folder until it ends; the budget has room for so many of every length."""
+    job = started(desk, msgspec.structs.replace(PLAN, kind="tune"))
+    told = {"budget_s": 6000, "context_lengths": [64, 512]}
+    config = {"sim": "x", "concurrency": list(LEVELS)}
+    write_run(desk.results / "run", [], manifest(config=config | {"tune": told}))
+    each_s = [make_config(config | {"input_tokens": length}).point_s for length in (64, 512)]
+    note_history(desk.results / "run", "stage", spent_s=10.0)
+    for number in range(3):
+        note_history(desk.results / "run", "point", spent_s=20.0 + number)
+    found = desk.jobs.answer(desk.jobs.get(job.id))
+    assert (found.points_done, found.points_planned) == (3, int(6000 / (sum(each_s) / 2)))
 
 
 def test_a_message_says_something(tmp_path: Path) -> None:
@@ -330,7 +360,7 @@ def test_options_are_the_keys_of_a_sweep_and_nothing_that_names_a_file(tmp_path:
     """Each option is a key of sweep.toml or a flag of tune; no model, path, argument or URL is among them."""
     known = {field.encode_name for field in msgspec.structs.fields(SweepConfig)}
     given = {*asked.SweepOptions.__struct_fields__, *asked.TuneOptions.__struct_fields__}
-    assert given - known == {"budget", "trials", "latency_slack", "objective"}
+    assert given - known == {"budget", "trials", "latency_slack", "objective", "context_lengths"}
     refused = {"model", "draft", "server_args", "server_env", "dataset", "tokenizer", "attach", "sim", "tp", "resident"}
     assert not given & refused
 
@@ -347,6 +377,7 @@ def test_options_are_the_keys_of_a_sweep_and_nothing_that_names_a_file(tmp_path:
             asks += [
                 {**body, "options": {"concurrency": [1, 1]}},
                 {**body, "options": {"resume_at": 2, "threshold": 1}},
+                {**body, "options": {"context_lengths": [64, 512]}},
             ]
             return [(await call(client, "POST", "/api/v1/jobs", ask))[0] for ask in asks]
 
@@ -392,6 +423,9 @@ def test_a_registered_server_is_attached_to_as_what_it_plays(tmp_path: Path, mon
         {"kind": "sweep", "server": "box", "options": {"threshold": 4, "repeats": 1}},
         {"kind": "sweep", "server": "box", "options": {"variants": ["eagle3"], "concurrency": [1]}},
         {"kind": "tune", "server": "box", "options": {"budget": "10m", "duration": 8, "warmup": 0}},
+        {"kind": "tune", "server": "box", "options": {"budget": "10m", "duration": 8, "context_lengths": [64, 512]}},
+        {"kind": "tune", "server": "box", "options": {"context_lengths": [64, 64]}},
+        {"kind": "tune", "server": "box", "options": {"context_lengths": [64]}},
         {"kind": "sweep", "server": "box", "options": {"variants": ["baseline"]}},
         {"kind": "tune", "server": "plain"},
         {"kind": "sweep", "server": "nobody"},
@@ -411,11 +445,12 @@ def test_a_registered_server_is_attached_to_as_what_it_plays(tmp_path: Path, mon
 
     with caught_plans(monkeypatch) as plans:
         url, statuses = asyncio.run(run())
-    assert statuses == [201, 201, 201, 201, 400, 400, 404]
+    assert statuses == [201, 201, 201, 201, 201, 400, 400, 400, 400, 404]
     attached = [[flag.partition("=")[2] for flag in plan.flags if flag.startswith("--attach")] for plan, _ in plans]
     both = [f"eagle3={url}", f"forced_off={url}"]
-    assert attached == [both, [f"eagle3={url}", f"dynamic={url}", f"forced_off={url}"], [f"eagle3={url}"], both]
-    assert [plan.points for plan, _ in plans] == [2 * 7 * 3, 3 * 7, 3, 54]  # 8 s of load take 11 s
+    assert attached == [both, [f"eagle3={url}", f"dynamic={url}", f"forced_off={url}"], [f"eagle3={url}"], both, both]
+    assert plans[-1][0].flags[-1] == "--context-lengths=64,512"
+    assert [plan.points for plan, _ in plans][:4] == [2 * 7 * 3, 3 * 7, 3, 54]  # 8 s of load take 11 s
     assert all(keys == {"SPECPIVOT_ADMIN_API_KEY": "hush-hush"} for _, keys in plans)
     assert "hush" not in json.dumps([plan.flags for plan, _ in plans])
 

@@ -244,11 +244,17 @@ def test_a_tuning_on_a_registered_server_is_started(stage: Stage) -> None:
         await page.see("not one that serves people")
         await page.click("#option-budget")
         await page.type("20m")
+        await page.click("#option-context_lengths")
+        await page.type("128, 2048")
         assert await page.evaluate("document.getElementById('option-repeats').closest('.field').hidden")
         await page.click("form.start button.main")
         await page.until("location.hash === '#/jobs/j2'")
         assert backend.asked == [
-            ("POST", "/api/v1/jobs", {"kind": "tune", "server": "box", "options": {"budget": "20m"}})
+            (
+                "POST",
+                "/api/v1/jobs",
+                {"kind": "tune", "server": "box", "options": {"budget": "20m", "context_lengths": [128, 2048]}},
+            )
         ]
 
     stage.play(scenario, "#/start")

@@ -17,6 +17,7 @@ const OPTIONS = [
   ["output_tokens", "Generated tokens", "per request", "", "number"],
   ["budget", "Budget", "such as 20m", "tune", "text"],
   ["trials", "Trials", "most thresholds to try live", "tune", "number"],
+  ["context_lengths", "Context lengths", "two or three prompt lengths, such as 128, 2048", "tune", "numbers"],
   ["latency_slack", "Latency slack", "how much slower a lone user may become, such as 5%", "tune", "text"],
 ];
 
