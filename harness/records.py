@@ -290,6 +290,4 @@ class Manifest(msgspec.Struct, frozen=True):
     confounders: dict[str, Any] = {}  # what was equalised, per variant, and what could not be
     simulation: dict[str, Any] | None = None  # preset, time scale, noise; None in a measured run
     warnings: tuple[str, ...] = ()
-    latency_intervals: bool = (
-        False  # every row has them; False in a run begun before they came, whose rows may lack them
-    )
+    latency_intervals: bool = False  # every row has them; a run begun before they came may have rows without
