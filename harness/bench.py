@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -14,12 +13,12 @@ from msgspec.structs import replace
 from harness.api import PlannedRequest
 from harness.checks import judge, sent_share
 from harness.config import SweepConfig
-from harness.endpoint import specpivot_block
+from harness.edges import Reading, proven, read
 from harness.errors import UserError
 from harness.load import LoadResult, WorkerCrashed, run_closed_loop, run_open_loop
 from harness.load_plan import LoadPlan
 from harness.metrics import level_metrics
-from harness.proof import Steps, contradiction, identity, simulation_of, steps_between, wrong_worker
+from harness.proof import wrong_worker
 from harness.records import LevelRow, PointKey, RequestRecord, Status, Variant
 from harness.runfolder import RunWriter, as_written
 from harness.selftest import load_calibration
@@ -32,16 +31,6 @@ IDLE_TIMEOUT_S = 60.0
 SLIP_LIMIT = 0.02  # of the window: a simulated server further behind has shown other step times than its table
 WARM_UP_S = 6.0  # of load, before the first point
 WARM_UP_REPEAT = 0  # whose requests no point sends
-GENERATED = "sglang:generation_tokens_total"
-
-
-class Reading(msgspec.Struct, frozen=True):
-    """What a server says at one edge of a point."""
-
-    identity: str
-    block: dict[str, Any] | None
-    generated: float | None
-    slipped_s: float = 0.0  # how far a simulated server is behind its own clock
 
 
 class Bench:
@@ -197,7 +186,7 @@ class Bench:
         window = (as_written(result.window_start_s * scale), as_written(result.window_end_s * scale))
         metrics = level_metrics(records, *window)
         dropped = result.dropped if self.open_loop else None
-        steps, unproven = _proven(before, after, policy)
+        steps, unproven = proven(before, after, policy)
         if after.identity != server.identity:
             self._note_stranger(server, key)
             unproven = unproven or "another server answers at this address"
@@ -281,29 +270,6 @@ def with_gpu(row: LevelRow, gpu: GpuSampler, result: LoadResult) -> LevelRow:
         gpu_sm_clock_mhz=figures.sm_clock_mhz,
         flags=" ".join([*row.flags.split(), *figures.flags]),
     )
-
-
-def read(server: Server) -> Reading:
-    """Read the counters and the identity of a server."""
-    info = server.endpoint.server_info()
-    samples = server.endpoint.metrics()
-    # The counter appears with its first increment.
-    generated = samples.get(GENERATED, 0.0) if samples and "sglang:num_running_reqs" in samples else None
-    simulation = simulation_of(info) or {}
-    return Reading(identity(info), specpivot_block(info), generated, float(simulation.get("slipped_s", 0.0)))
-
-
-def _proven(before: Reading, after: Reading, policy: Policy | None) -> tuple[Steps | None, str | None]:
-    """The window's decode steps by a patched worker, and why they do not prove the policy."""
-    if policy is None:
-        return None, None
-    if before.block is None or after.block is None:
-        return None, "the patched worker reports nothing"
-    try:
-        steps = steps_between(before.block, after.block)
-    except ValueError as error:
-        return None, str(error)
-    return steps, contradiction(steps, after.block, policy)
 
 
 def stretched(record: RequestRecord, scale: float) -> RequestRecord:
