@@ -7,16 +7,12 @@ then not verified.
 
 from __future__ import annotations
 
-import http.client
 import json
 import math
-import socket
 import ssl
-import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +20,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.errors import UserError
+from harness.exchange import exchange
 from harness.secrets import HIDDEN, MIN_CHARS
 from harness.transport import untrusted
 from patched_worker.policy import DWELL_KEY, NEVER_DISABLE, RESUME_KEY, RUNGS_KEY, THRESHOLD_KEY, Policy, to_wire
@@ -31,13 +28,6 @@ from patched_worker.policy import DWELL_KEY, NEVER_DISABLE, RESUME_KEY, RUNGS_KE
 MAX_BODY_BYTES = 32 * 2**20
 CONTROL_TIMEOUT_S = 20.0
 POLICY_KEYS = {"threshold": THRESHOLD_KEY, "resume_at": RESUME_KEY, "min_dwell": DWELL_KEY}
-
-
-class _Status(OSError):
-    """An answer other than success."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"HTTP {code}; is --admin-api-key right?" if code in (401, 403) else f"HTTP {code}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,28 +208,11 @@ class Endpoint:
         timeout_s: float = CONTROL_TIMEOUT_S,
         admin: bool = False,
     ) -> bytes:
-        """The body of a success. Redirects are not followed and proxies not asked: neither may see a key.
-
-        Raises:
-            OSError: no such answer within `timeout_s` (or `patience_s`), however slowly it drips.
-            ValueError: it is too long.
-        """
+        """The body of a success, without our keys; errors are those of `exchange`."""
         timeout_s = min(timeout_s, self.patience_s)
         key = (self.admin_api_key or self.api_key) if admin else self.api_key
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        parts = urllib.parse.urlsplit(self.url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(str(parts.hostname), parts.port, timeout=timeout_s)
-        with _as_os_error(), closing(connection), _cut_off(connection, timeout_s):
-            connection.request(method, parts.path.rstrip("/") + path, body, headers)
-            response = connection.getresponse()
-            if not 200 <= response.status < 300:
-                raise _Status(response.status)
-            content = response.read(self.max_body_bytes + 1)
-            if len(content) > self.max_body_bytes:
-                raise ValueError(f"{path} answered more than {self.max_body_bytes} bytes")
-            if response.length:
-                raise OSError(f"{path} ended {response.length} bytes early")
+        content = exchange(self.url, path, method, body, headers, timeout_s, self.max_body_bytes)
         return self._without_keys(content)
 
     def _without_keys(self, content: bytes) -> bytes:
@@ -248,36 +221,6 @@ class Endpoint:
             if key is not None and len(key) >= MIN_CHARS:
                 content = content.replace(key.encode(), HIDDEN.encode())
         return content
-
-
-@contextmanager
-def _as_os_error() -> Iterator[None]:
-    try:
-        yield
-    except http.client.HTTPException as error:
-        raise OSError(f"no HTTP: {error!r}") from error
-
-
-@contextmanager
-def _cut_off(connection: http.client.HTTPConnection, timeout_s: float) -> Iterator[None]:
-    """Hang up after `timeout_s`: a socket's own timeout starts anew with every byte."""
-
-    def hang_up() -> None:
-        late.set()
-        if connection.sock is not None:
-            with suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
-
-    late = threading.Event()
-    timer = threading.Timer(timeout_s, hang_up)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-    if late.is_set():
-        raise TimeoutError(f"no whole answer within {timeout_s:.0f} s")
 
 
 def check_url(url: str) -> str:
