@@ -15,12 +15,13 @@ from harness.checks import judge, sent_share
 from harness.config import SweepConfig
 from harness.edges import Reading, proven, read
 from harness.errors import UserError
+from harness.levelsfile import as_written
 from harness.load import LoadResult, WorkerCrashed, run_closed_loop, run_open_loop
 from harness.load_plan import LoadPlan
 from harness.metrics import level_metrics
 from harness.proof import wrong_worker
 from harness.records import LevelRow, PointKey, RequestRecord, Status, Variant
-from harness.runfolder import RunWriter, as_written
+from harness.runfolder import RunWriter
 from harness.selftest import load_calibration
 from harness.servers import Server, prove
 from harness.telemetry import GpuSampler

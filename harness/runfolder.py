@@ -11,7 +11,6 @@ import contextlib
 import csv
 import fcntl
 import gzip
-import io
 import os
 import zlib
 from collections.abc import Iterable, Iterator
@@ -23,7 +22,8 @@ from typing import IO, TYPE_CHECKING
 import msgspec
 
 from harness.errors import UserError
-from harness.plausible import manifest_problem, record_problem, repeated_point, row_problem
+from harness.levelsfile import COLUMNS, csv_of, row_of
+from harness.plausible import manifest_problem, record_problem, repeated_point
 from harness.records import SCHEMA_VERSION, LevelRow, Manifest, RequestRecord
 from harness.regular import replace_file, require_regular
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 MANIFEST, REQUESTS, LEVELS = "manifest.json", "requests.jsonl", "levels.csv"
 PACKED_REQUESTS = REQUESTS + ".gz"
-_COLUMNS = LevelRow.__struct_fields__
 _encoder = msgspec.json.Encoder()
 
 
@@ -57,7 +56,7 @@ class RunFolder:
             return []
         with _reading(file), file.open(newline="", encoding="utf-8") as lines:
             table = csv.DictReader(lines, strict=True)
-            rows = [_row(file, number, cells) for number, cells in enumerate(table, start=2)]
+            rows = [row_of(file, number, cells) for number, cells in enumerate(table, start=2)]
         twice = repeated_point(rows)
         if twice is not None:
             raise UserError(f"{file} is damaged: it has two rows of {twice}; leave the one that counts")
@@ -72,7 +71,7 @@ class RunFolder:
         with _reading(file), file.open(newline="", encoding="utf-8", errors="replace") as lines:
             for number, cells in enumerate(csv.DictReader(line.replace("\0", "") for line in lines), start=2):
                 try:
-                    rows.append(_row(file, number, cells))
+                    rows.append(row_of(file, number, cells))
                 except UserError as error:
                     complaints.append(str(error))
         return list({row.key: row for row in rows}.values()), complaints
@@ -81,7 +80,7 @@ class RunFolder:
         """`levels` as a table, one column per field of LevelRow."""
         import pandas as pd  # 50 MB that the service, which reads runs all day, can do without
 
-        return pd.DataFrame([msgspec.structs.asdict(row) for row in self.levels()], columns=list(_COLUMNS))
+        return pd.DataFrame([msgspec.structs.asdict(row) for row in self.levels()], columns=list(COLUMNS))
 
     def requests(self) -> Iterator[RequestRecord]:
         """Every record of requests.jsonl (or its .gz), in the order they finished; a cut last line is left out."""
@@ -194,7 +193,7 @@ class RunWriter:
         """Replace all rows; errors are those of `put_row`."""
         with _writing(self.path):
             os.fsync(self._requests.fileno())
-            replace_file(self.path / LEVELS, _csv(rows))
+            replace_file(self.path / LEVELS, csv_of(rows))
         self._rows = rows
 
     def close(self) -> None:
@@ -268,38 +267,6 @@ def _decoded(decoder: msgspec.json.Decoder[RequestRecord], line: bytes, place: s
     if problem is not None:
         raise UserError(f"{place} is damaged: {problem}; restore the file from a copy")
     return record
-
-
-def _row(file: Path, number: int, cells: dict[str, str]) -> LevelRow:
-    try:
-        if None in cells or None in cells.values():
-            raise ValueError("it has not as many cells as the heading")
-        row = msgspec.convert({n: text for n, text in cells.items() if n in _COLUMNS and text}, LevelRow, strict=False)
-        if problem := row_problem(row):
-            raise ValueError(problem)
-    except ValueError as error:
-        remedy = "`specpivot verify --write` saves what can be and names the rest"
-        raise UserError(f"{file}:{number} is damaged: {error}; {remedy}") from error
-    return row
-
-
-def _csv(rows: list[LevelRow]) -> bytes:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(_COLUMNS)
-    table.writerows([_cell(value) for value in msgspec.structs.astuple(row)] for row in rows)
-    return text.getvalue().encode()
-
-
-def _cell(value: object) -> object:
-    if value is None:
-        return ""
-    return f"{value:.7g}" if isinstance(value, float) else value
-
-
-def as_written(value: float) -> float:
-    """A number as levels.csv gives it back. Windows are cut there, so that a row and its requests count the same."""
-    return float(f"{value:.7g}")
 
 
 def _locked(path: Path) -> IO[str]:

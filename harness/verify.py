@@ -18,10 +18,11 @@ from typing import Any
 import msgspec
 
 from harness.checks import judge, sent_share
+from harness.levelsfile import as_written
 from harness.load_plan import ClientStats
 from harness.metrics import LevelMetrics, level_metrics
 from harness.records import LevelRow, PointKey, RequestRecord
-from harness.runfolder import RunFolder, RunWriter, as_written
+from harness.runfolder import RunFolder, RunWriter
 
 REL_TOLERANCE = 1e-5  # levels.csv holds seven digits
 # Rows of a run that was begun before these columns came may have none of them, and stay as they are.
