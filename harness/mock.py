@@ -1,7 +1,7 @@
 """A mock of a streaming LLM server, fast enough to calibrate a client: `python -m harness.mock`.
 
 It generates nothing: each stream follows a timetable. Run it in a process of its own. The first part of a request's
-path may name a mode of harness.mock_streams (http://HOST:PORT/abort/generate). GET /stamps tells when it really
+path may name a mode of harness.mock_modes (http://HOST:PORT/abort/generate). GET /stamps tells when it really
 wrote, by its own clock, which is what a client's figures are compared with; GET /reset forgets, GET /quit dies.
 """
 
@@ -10,11 +10,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import heapq
-import json
 import os
 import subprocess
 import sys
-from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -25,7 +23,9 @@ import msgspec
 import uvloop
 
 from harness.api import API_PATHS, Api
-from harness.mock_streams import MODES, Ask, Step, Timing, plain
+from harness.mock_modes import MODES
+from harness.mock_stamps import Stamps
+from harness.mock_streams import Ask, Step, Timing, plain
 from harness.transport import monotonic
 
 # What other load generators want to read before they start.
@@ -39,37 +39,6 @@ _ANSWERS: dict[str, bytes] = {
 }
 _DEFAULT_TOKENS = 128
 _API_OF_PATH: dict[str, Api] = {path: api for api, path in API_PATHS.items()}
-
-
-class Stamps:
-    """When chunks were really written."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.ttft_s = array("d")
-        self.gap_s = array("d")
-        self.requests = 0
-        self.first_s = self.last_s = monotonic()
-        self.in_flight = 0
-        self.in_flight_max = 0
-        self.disconnects = 0
-
-    def as_json(self) -> bytes:
-        body = {
-            "requests": self.requests,
-            "in_flight_max": self.in_flight_max,
-            "disconnects": self.disconnects,
-            "first_s": self.first_s,
-            "last_s": self.last_s,
-            "chunks": len(self.gap_s) + len(self.ttft_s),
-            "ttft_p50_s": _quantile(self.ttft_s, 0.5),
-            "ttft_p99_s": _quantile(self.ttft_s, 0.99),
-            "gap_p50_s": _quantile(self.gap_s, 0.5),
-            "gap_p99_s": _quantile(self.gap_s, 0.99),
-        }
-        return json.dumps(body).encode()
 
 
 class Server:
@@ -248,10 +217,6 @@ def _content_length(head: bytes) -> int:
         if name.strip().lower() == b"content-length":
             return int(value)
     return 0
-
-
-def _quantile(values: array[float], share: float) -> float | None:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else None
 
 
 @contextmanager

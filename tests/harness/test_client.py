@@ -6,7 +6,8 @@ from harness.api import Api, PlannedRequest
 from harness.client import ERRORS, make_record, read_on, spread
 from harness.http1 import MalformedResponse, ResponseFramer
 from harness.metrics import level_metrics
-from harness.mock_streams import MODES, Ask, Timing
+from harness.mock_modes import MODES
+from harness.mock_streams import Ask, Timing
 from harness.records import PointKey, RequestRecord
 from harness.stream import StreamReader
 from harness.transport import Backlog, Exchange
