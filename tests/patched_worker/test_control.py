@@ -8,9 +8,10 @@ import pytest
 
 from patched_worker.autopilot import MAX_KEY, MODE_KEY, Autopilot, Mode, Order
 from patched_worker.autopilot_decide import Bounds
-from patched_worker.control import Control, Identity, Step
+from patched_worker.control import Control, Identity
 from patched_worker.policy import DWELL_KEY, RESUME_KEY, THRESHOLD_KEY, Policy, Rung, to_wire
 from patched_worker.settings import Refusal
+from patched_worker.stepcount import Step
 from patched_worker.steptrace import Trace, unpacked
 
 IDENTITY = Identity("sglang.Worker", "patched_worker.eagle_v2", "0.5.16", "0123456789ab")
