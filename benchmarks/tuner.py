@@ -27,7 +27,7 @@ import optuna
 
 from benchmarks.worlds import CONCURRENCY, Machine, World, make_worlds, read_worlds
 from patched_worker.policy import Policy
-from tuner.search import Aim, search
+from tuner.search import Aim, Task, search
 from tuner.study import open_study
 
 SWEEPS = 3
@@ -50,7 +50,8 @@ def ours(world: World, seed: int) -> Result:
     """The tuner itself, through the code that tunes servers."""
     machine = Machine(world, seed)
     aim = Aim(CONCURRENCY, seed=seed)
-    found = search(machine.measure, aim, open_study(None, "benchmark", seed), [], lambda: LOAD - machine.points)
+    task = Task(machine.measure, aim, [], lambda: LOAD - machine.points)
+    found = search(task, open_study(None, "benchmark", seed))
     if found is None:
         raise RuntimeError("the tuner found nothing usable in a world where every point is")
     low, high = found.fit.interval

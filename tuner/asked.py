@@ -10,6 +10,8 @@ from harness.config import SweepConfig
 from tuner.knobs import Search
 from tuner.recommend import Objective, Recommendation
 
+Reason = Literal["sharp", "trials", "budget", "behind", "nothing usable"]  # what ends a search
+
 
 class TuneOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What tune is asked beyond a sweep's settings.
@@ -54,7 +56,7 @@ class TuneOutcome(msgspec.Struct, frozen=True):
     recommendation: Recommendation | None
     points: int
     usable: int
-    ended: Literal["sharp", "trials", "budget", "nothing usable", "interrupted"]
+    ended: Reason | Literal["interrupted"]
 
     @property
     def exit_code(self) -> int:

@@ -20,11 +20,12 @@ from harness.records import LevelRow
 from harness.runfolder import MANIFEST, RunWriter
 from harness.sweep import attempts_of, opened
 from harness.variants import ServerPlan
+from tuner.asked import Reason
 from tuner.curves import Pivot
 from tuner.ladder import ContextPivot, context_bands
 from tuner.recommend import Recommendation
 from tuner.replicas import blind_above
-from tuner.search import TRIAL_SHARE, Found, replicate, settle
+from tuner.search import TRIAL_SHARE, Found, Task, replicate, settle
 from tuner.session import (
     aim_of,
     blocks,
@@ -139,17 +140,10 @@ def _tuned(lengths: Sequence[_Length], benches: Sequence[Bench], writer: RunWrit
     left_s = session.budget.left_s
     session.reporter.plan(int(left_s / min(each.session.pace.mean_s for each in lengths)), left_s, at_most=True)
     reserve_s = _reserve_s(lengths, session)
-    judged: dict[int, tuple[Pivot, str]] = {}
+    judged: dict[int, tuple[Pivot, Reason]] = {}
     for number, (each, bench) in enumerate(zip(lengths, benches, strict=True)):
         session.note(writer, f"context {each.config.input_tokens} tokens, {number + 1} of {len(lengths)}")
-        fit, reason = replicate(
-            measurer(bench, each.session, writer),
-            aim_of(each.config, each.session),
-            each.rows,
-            lambda: session.budget.left_s,
-            _kept_s(lengths[number:], session, reserve_s),
-            lambda line: session.note(writer, line),
-        )
+        fit, reason = replicate(_task(each, bench, writer, session), _kept_s(lengths[number:], session, reserve_s))
         if fit is None or (fit.threshold is None and blind_above(each.config.concurrency, each.rows)):
             session.reporter.say(f"warning: context {each.config.input_tokens}: too few points are usable to judge it")
             continue
@@ -189,22 +183,24 @@ def _kept_s(lengths: Sequence[_Length], session: Session, reserve_s: float) -> f
     return reserve_s + sum(later_s) + spare_s * len(later_s) / len(lengths)
 
 
-def _settled(length: _Length, bench: Bench, fit: Pivot, reason: str, whole: RunWriter, session: Session) -> Found:
+def _task(length: _Length, bench: Bench, whole: RunWriter, session: Session) -> Task:
+    """What is to be found at one length, within what the whole has left."""
+    return Task(
+        measurer(bench, length.session, whole),
+        aim_of(length.config, length.session),
+        length.rows,
+        lambda: session.budget.left_s,
+        lambda line: session.note(whole, line),
+        my_name(length.writer),
+    )
+
+
+def _settled(length: _Length, bench: Bench, fit: Pivot, reason: Reason, whole: RunWriter, session: Session) -> Found:
     """Trials and last check at the length that decides."""
     options, config, writer = session.options, length.config, length.writer
     study = open_study(storage_of(options.storage or writer.path / JOURNAL), options.study, config.seed)
     recover(study, my_name(writer))
-    return settle(
-        measurer(bench, length.session, whole),
-        aim_of(config, length.session),
-        study,
-        fit,
-        reason,
-        length.rows,
-        lambda: session.budget.left_s,
-        lambda line: session.note(whole, line),
-        my_name(writer),
-    )
+    return settle(_task(length, bench, whole, session), study, fit, reason)
 
 
 def _order(threshold: int | None) -> float:

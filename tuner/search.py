@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 import optuna
@@ -17,6 +18,7 @@ from optuna.trial import TrialState
 from harness.records import LevelRow, Variant
 from patched_worker.policy import Policy
 from tuner import objective
+from tuner.asked import Reason
 from tuner.curves import Pivot, pivot
 from tuner.hysteresis import Ranked
 from tuner.judging import judge, latency_excess, trial_levels
@@ -73,6 +75,31 @@ class Aim(msgspec.Struct, frozen=True):
         return objective.curves(rows, fit.off, self.reference or fit.off, weights)
 
 
+class Task(msgspec.Struct, frozen=True):
+    """What a search works with, from its first point to its last.
+
+    Attributes:
+        measure: takes one point: variant, policy, concurrency, repeat.
+        aim: what is tuned.
+        rows: earlier measurements; grows.
+        left: what the budget still allows, in the unit of `aim.cost`.
+        note: told of each stage.
+        mine: this tuner's name among those that share the study.
+    """
+
+    measure: Measure
+    aim: Aim
+    rows: list[LevelRow]
+    left: Left
+    note: Note = lambda line: None
+    mine: str = "tuner"
+
+    @property
+    def pivot(self) -> Pivot | None:
+        """That of the curves measured so far."""
+        return pivot(self.rows, self.aim.reference, self.aim.seed)
+
+
 class Found(msgspec.Struct, frozen=True):
     """How a search ended.
 
@@ -83,7 +110,7 @@ class Found(msgspec.Struct, frozen=True):
         beaten: whether one of them beat the crossing by more than noise.
         confirmed: (gain, standard error) of a last live measurement of what is kept against what its curves promise,
             in log score; None where the budget did not reach for it.
-        reason: what ended the search: sharp, trials, budget, or behind (`still` said no).
+        reason: what ended the search; behind where `still` said no.
         hysteresis: how resume points and dwells were ranked; None where they were not.
     """
 
@@ -92,65 +119,42 @@ class Found(msgspec.Struct, frozen=True):
     trials: tuple[Trial, ...]
     beaten: bool
     confirmed: tuple[float, float] | None
-    reason: str
+    reason: Reason
     hysteresis: Ranked | None = None
 
 
-def search(
-    measure: Measure,
-    aim: Aim,
-    study: optuna.Study,
-    rows: list[LevelRow],
-    left: Left,
-    note: Note = lambda line: None,
-    mine: str = "tuner",
-    still: Callable[[Pivot], bool] = lambda fit: True,
-) -> Found | None:
+def search(task: Task, study: optuna.Study, still: Callable[[Pivot], bool] = lambda fit: True) -> Found | None:
     """Tune.
 
     Args:
-        measure: takes one point: variant, policy, concurrency, repeat.
-        aim: what is tuned.
+        task: what is tuned, and by which means.
         study: see `study.open_study`.
-        rows: earlier measurements; grows.
-        left: what the budget still allows, in the unit of `aim.cost`.
-        note: told of each stage.
-        mine: this tuner's name among those that share the study.
         still: whether to go on with curves that are known so far.
 
     Returns:
         What was found; None where the measurements allow no judgement.
     """
-    recovered = recover(study, mine)
+    aim = task.aim
+    recovered = recover(study, task.mine)
     if recovered:
-        note(f"{recovered} interrupted trials are queued again")
-    spare = max(0.0, left() - aim.costs(level for _, level, _ in missing(aim.concurrency, aim.reference, rows)))
-    reserve = aim.costs(aim.concurrency) + (TRIAL_SHARE * spare if aim.trials else 0.0)
-    fit, reason = replicate(measure, aim, rows, left, reserve, note, still)
+        task.note(f"{recovered} interrupted trials are queued again")
+    first = aim.costs(level for _, level, _ in missing(aim.concurrency, aim.reference, task.rows))
+    spare = max(0.0, task.left() - first)
+    fit, reason = replicate(task, aim.costs(aim.concurrency) + (TRIAL_SHARE * spare if aim.trials else 0.0), still)
     if fit is None:
         return None
     if reason == "behind":
         return Found(fit.threshold, fit, (), False, None, reason)
-    note(f"pivot by the curves: {name(fit.threshold)}, 90 % {span(*fit.interval)}")
-    return settle(measure, aim, study, fit, reason, rows, left, note, mine)
+    task.note(f"pivot by the curves: {name(fit.threshold)}, 90 % {span(*fit.interval)}")
+    return settle(task, study, fit, reason)
 
 
-def settle(
-    measure: Measure,
-    aim: Aim,
-    study: optuna.Study,
-    fit: Pivot,
-    reason: str,
-    rows: list[LevelRow],
-    left: Left,
-    note: Note = lambda line: None,
-    mine: str = "tuner",
-) -> Found:
+def settle(task: Task, study: optuna.Study, fit: Pivot, reason: Reason) -> Found:
     """From replicated curves, ended for `reason`, to what is kept: live trials, the decision, the last check."""
     if fit.threshold:
-        reason = run_trials(measure, aim, study, fit, rows, left, note, mine)
+        reason = run_trials(task, study, fit)
     threshold, beaten = keep(fit, trials_of(study))
-    confirmed = confirm(measure, aim, fit, threshold, rows, left, note) if threshold else None
+    confirmed = confirm(task, fit, threshold) if threshold else None
     return Found(threshold, fit, trials_of(study), beaten, confirmed, reason)
 
 
@@ -160,70 +164,57 @@ def fixed_policy(variant: Variant) -> Policy | None:
 
 
 def replicate(
-    measure: Measure,
-    aim: Aim,
-    rows: list[LevelRow],
-    left: Left,
-    reserve: float,
-    note: Note = lambda line: None,
-    still: Callable[[Pivot], bool] = lambda fit: True,
-) -> tuple[Pivot | None, str]:
+    task: Task, reserve: float, still: Callable[[Pivot], bool] = lambda fit: True
+) -> tuple[Pivot | None, Reason]:
     """One pass over all levels, then replicas around the pivot until it is sharp or only `reserve` is left.
 
     Returns:
         The pivot (None where nothing can be fitted), and what ended it.
     """
+    aim, rows = task.aim, task.rows
     for attempt in range(MOST_ATTEMPTS):
         todo = missing(aim.concurrency, aim.reference, rows)
         if attempt >= ATTEMPTS and not blind_above(aim.concurrency, rows):
             break
         if attempt and todo:
-            note(spoilt(todo, rows))
+            task.note(spoilt(todo, rows))
         for variant, level, repeat in todo:
-            if left() < aim.cost(level):
-                return pivot(rows, aim.reference, aim.seed), "budget"
-            rows.append(measure(variant, fixed_policy(variant), level, repeat))
-    while (fit := pivot(rows, aim.reference, aim.seed)) is not None:
+            if task.left() < aim.cost(level):
+                return task.pivot, "budget"
+            rows.append(task.measure(variant, fixed_policy(variant), level, repeat))
+    while (fit := task.pivot) is not None:
         if not still(fit):
             return fit, "behind"
         if _noise_is_known(fit) and sharp(fit):
             return fit, "sharp"
         wanted = next_round(fit, rows)
-        if left() - reserve < 2 * aim.costs(wanted):
+        if task.left() - reserve < 2 * aim.costs(wanted):
             return fit, "budget"
-        note(f"replicas at C={', '.join(map(str, wanted))}: the pivot lies in {span(*fit.interval)}")
-        taken = _round(measure, wanted, rows)
+        task.note(f"replicas at C={', '.join(map(str, wanted))}: the pivot lies in {span(*fit.interval)}")
+        taken = _round(task.measure, wanted, rows)
         if not usable(taken):
             return fit, "nothing usable"
     return None, "nothing usable"
 
 
-def run_trials(
-    measure: Measure,
-    aim: Aim,
-    study: optuna.Study,
-    fit: Pivot,
-    rows: list[LevelRow],
-    left: Left,
-    note: Note = lambda line: None,
-    mine: str = "tuner",
-) -> str:
+def run_trials(task: Task, study: optuna.Study, fit: Pivot) -> Literal["trials", "budget"]:
     """Ask, measure, tell, until the trials or the budget are spent; returns which."""
+    aim = task.aim
     enqueue(study, fit)
-    curves = aim.curves(rows, fit)
+    curves = aim.curves(task.rows, fit)
     low, high = search_range(fit)
     promised = objective.score(curves, fit.threshold)
     while len(trials_of(study)) < aim.trials:
-        if left() - aim.costs(aim.concurrency) < aim.costs(trial_levels(curves, fit, high)):
+        if task.left() - aim.costs(aim.concurrency) < aim.costs(trial_levels(curves, fit, high)):
             return "budget"
         trial = study.ask()
-        trial.set_user_attr("tuner", mine)
+        trial.set_user_attr("tuner", task.mine)
         threshold = trial.suggest_int("threshold", low, high, log=True)
         first = TRIAL_REPEATS * (trial.number + 1) + 1
-        note(f"trial {trial.number + 1} of at most {aim.trials}: threshold {threshold} live, where it may differ")
+        task.note(f"trial {trial.number + 1} of at most {aim.trials}: threshold {threshold} live, where it may differ")
         policy = Policy.from_threshold(threshold)
-        measured = [measure("dynamic", policy, level, first) for level in trial_levels(curves, fit, threshold)]
-        rows.extend(measured)
+        measured = [task.measure("dynamic", policy, level, first) for level in trial_levels(curves, fit, threshold)]
+        task.rows.extend(measured)
         outcome = judge(curves, fit, fit.threshold, measured)
         if outcome is None:
             study.tell(trial, state=TrialState.FAIL)
@@ -233,29 +224,22 @@ def run_trials(
         trial.set_user_attr("se", outcome[1])
         trial.set_constraint(LATENCY, latency_excess(curves, threshold, aim.slack))
         study.tell(trial, promised * math.exp(outcome[0]))
-        note(f"trial {trial.number + 1}: threshold {threshold}, {change(*outcome)}")
+        task.note(f"trial {trial.number + 1}: threshold {threshold}, {change(*outcome)}")
     return "trials"
 
 
-def confirm(
-    measure: Measure,
-    aim: Aim,
-    fit: Pivot,
-    threshold: int | None,
-    rows: list[LevelRow],
-    left: Left,
-    note: Note = lambda line: None,
-) -> tuple[float, float] | None:
+def confirm(task: Task, fit: Pivot, threshold: int | None) -> tuple[float, float] | None:
     """Measure what is kept once more, live, at every level that counts; None where the budget does not allow it."""
+    aim, rows = task.aim, task.rows
     curves = aim.curves(rows, fit)
     done = {row.concurrency: row for row in usable(rows) if row.repeat == CONFIRMATION and row.threshold == threshold}
     todo = [level for level in aim.concurrency if level not in done and level in curves.batches]
-    if left() < aim.costs(todo):
+    if task.left() < aim.costs(todo):
         return None
     if todo:
-        note(f"last check: threshold {threshold} live, at every level")
+        task.note(f"last check: threshold {threshold} live, at every level")
     policy = Policy.from_threshold(threshold)
-    fresh = [measure("dynamic", policy, level, CONFIRMATION) for level in todo]
+    fresh = [task.measure("dynamic", policy, level, CONFIRMATION) for level in todo]
     rows.extend(fresh)
     good = [row for row in usable([*done.values(), *fresh]) if row.concurrency in curves.batches]
     return judge(curves, fit, threshold, good) if good else None

@@ -30,7 +30,7 @@ from tuner.hysteresis import Ranked, Wave
 from tuner.knobs import ranks_hysteresis
 from tuner.levels import reference_among
 from tuner.replicas import missing
-from tuner.search import ATTEMPTS, CONFIRMATION, Aim, Found, search
+from tuner.search import ATTEMPTS, CONFIRMATION, Aim, Found, Task, search
 from tuner.shared import Session, shared_requests
 from tuner.study import JOURNAL, open_study, storage_of
 
@@ -89,16 +89,15 @@ def _search(
     budget, writer = session.budget, bench.writer
     session.reporter.plan(int(budget.left_s / session.pace.mean_s), budget.left_s, at_most=True)
     kept_back = kept_for_hysteresis(bench.config, session, rows)
-    found = search(
+    task = Task(
         measurer(bench, session),
         aim,
-        study,
         rows,
         lambda: budget.left_s - kept_back,
         lambda line: session.note(writer, line),
         my_name(writer),
-        still,
     )
+    found = search(task, study, still)
     return found if found is None or not kept_back else with_hysteresis(bench, found, rows, session)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import optuna
@@ -17,7 +18,7 @@ from harness.records import Manifest, Variant
 from harness.runfolder import RunFolder, RunWriter
 from harness.sweep import Keys, Reporter, interruptible
 from tuner import recommend
-from tuner.asked import TuneOptions, TuneOutcome
+from tuner.asked import Reason, TuneOptions, TuneOutcome
 from tuner.budget import Budget, check_budget, plan
 from tuner.combinations import wanted
 from tuner.contexts import across, folder_of, with_contexts
@@ -136,7 +137,6 @@ def _unchanged(out: Path, now: Manifest) -> RunWriter:
     raise UserError(f"{out} was begun with {problem}; restore what was changed, or begin anew with another --out")
 
 
-def _outcome(out: Path, made: Recommendation | None, ended: str) -> TuneOutcome:
+def _outcome(out: Path, made: Recommendation | None, ended: Reason | Literal["interrupted"]) -> TuneOutcome:
     rows = RunFolder(out).levels()
-    # Callers pass the outcome's own words; a search's reason is typed str.
-    return TuneOutcome(str(out), made, len(rows), sum(row.usable for row in rows), ended)  # type: ignore[arg-type]
+    return TuneOutcome(str(out), made, len(rows), sum(row.usable for row in rows), ended)

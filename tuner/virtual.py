@@ -21,7 +21,7 @@ from harness.sim.preset import Preset
 from patched_worker.policy import Policy
 from tuner import recommend
 from tuner.outcome import tuned
-from tuner.search import Aim, fixed_policy, search
+from tuner.search import Aim, Task, fixed_policy, search
 from tuner.study import JOURNAL, open_study, storage_of
 
 NOISE = Noise(step_sigma=0.02, drift_sigma=0.02)  # repeats differ by some per cent, as on a quiet machine
@@ -83,13 +83,13 @@ def tuning(preset: Preset, preset_name: str, folder: Path, aim: Aim, load: Load,
     rows: list[LevelRow] = []
     with RunWriter.create(folder, _manifest(preset_name, aim, load)) as writer:
         study = open_study(storage_of(folder / JOURNAL), "specpivot", aim.seed)
-        found = search(
+        task = Task(
             lambda variant, policy, level, repeat: point(preset, load, variant, policy, level, repeat),
             aim,
-            study,
             rows,
             lambda: points - len(rows),
         )
+        found = search(task, study)
         writer.set_rows(rows)
     run = RunFolder(folder)
     if found is None:
@@ -115,7 +115,11 @@ def _manifest(preset_name: str, aim: Aim, load: Load) -> Manifest:
     played = {variant: VariantRecord("virtual", None if variant == "baseline" else "baseline") for variant in VARIANTS}
     settings = msgspec.structs.replace(manifest.settings, variants=(*VARIANTS, "dynamic"))
     return msgspec.structs.replace(
-        manifest, settings=settings, variants=played, simulation={"preset": preset_name, "clock": "virtual"}
+        manifest,
+        settings=settings,
+        variants=played,
+        latency_intervals=False,
+        simulation={"preset": preset_name, "clock": "virtual"},
     )
 
 

@@ -12,7 +12,7 @@ from patched_worker.policy import Policy
 from tests.tuner.runs import baseline, eagle3, forced_off
 from tuner.curves import pivot
 from tuner.judging import latency_excess, trial_levels
-from tuner.search import CONFIRMATION, Aim, search
+from tuner.search import CONFIRMATION, Aim, Task, search
 from tuner.study import open_study
 
 
@@ -35,7 +35,7 @@ def study() -> optuna.Study:
 def test_the_pivot_is_found_in_one_go() -> None:
     """With ordinary noise the kept threshold is near the true one and inside its own interval, within the load."""
     machine = Machine(world(noise=0.02), seed=3)
-    found = search(machine.measure, Aim(CONCURRENCY), study(), [], lambda: 81 - machine.points)
+    found = search(Task(machine.measure, Aim(CONCURRENCY), [], lambda: 81 - machine.points), study())
     assert found is not None
     assert machine.points <= 81
     assert found.threshold is not None
@@ -52,7 +52,7 @@ def test_the_pivot_is_found_in_one_go() -> None:
 def test_replicas_go_to_the_pivot() -> None:
     """Load is spent where it decides: levels around the pivot get most repeats, far ones none."""
     machine, rows = Machine(world(noise=0.03), seed=5), list[LevelRow]()
-    found = search(machine.measure, Aim(CONCURRENCY, trials=0), study(), rows, lambda: 81 - machine.points)
+    found = search(Task(machine.measure, Aim(CONCURRENCY, trials=0), rows, lambda: 81 - machine.points), study())
     assert found is not None
     replicas = {ratio.concurrency: ratio.repeats for ratio in found.fit.ratios}
     assert replicas[1] == replicas[2] == replicas[4] == 1
@@ -63,7 +63,7 @@ def test_replicas_go_to_the_pivot() -> None:
 def test_trials_hold_the_crossing_and_its_neighbours() -> None:
     """The study starts with what the curves say, and every trial knows its gain, error and constraint."""
     machine, made = Machine(world(noise=0.02), seed=3), study()
-    found = search(machine.measure, Aim(CONCURRENCY, trials=4), made, [], lambda: 200 - machine.points)
+    found = search(Task(machine.measure, Aim(CONCURRENCY, trials=4), [], lambda: 200 - machine.points), made)
     assert found is not None
     assert found.trials[0].source == "crossing"
     assert found.trials[0].threshold == found.fit.threshold
@@ -75,7 +75,7 @@ def test_trials_hold_the_crossing_and_its_neighbours() -> None:
 def test_always_on_needs_no_trial() -> None:
     """Where speculation always pays nothing is tried live, and None is kept."""
     machine = Machine(world(noise=0.01, gain=1.6), seed=2)
-    found = search(machine.measure, Aim(CONCURRENCY), study(), [], lambda: 81 - machine.points)
+    found = search(Task(machine.measure, Aim(CONCURRENCY), [], lambda: 81 - machine.points), study())
     assert found is not None
     assert (found.threshold, found.trials, found.reason) == (None, (), "sharp")
     assert machine.points < 60
@@ -91,9 +91,9 @@ def test_a_search_goes_on_from_its_rows() -> None:
         return machine.measure(variant, policy, concurrency, repeat)
 
     with pytest.raises(KeyboardInterrupt):
-        search(dying, Aim(CONCURRENCY), study(), rows, lambda: 81 - machine.points)
+        search(Task(dying, Aim(CONCURRENCY), rows, lambda: 81 - machine.points), study())
     assert len(rows) == 20
-    found = search(machine.measure, Aim(CONCURRENCY), study(), rows, lambda: 81 - machine.points)
+    found = search(Task(machine.measure, Aim(CONCURRENCY), rows, lambda: 81 - machine.points), study())
     assert found is not None
     keys = [(row.variant, row.concurrency, row.repeat) for row in rows]
     assert len(keys) == len(set(keys))
@@ -107,7 +107,7 @@ def test_a_dead_server_ends_the_search() -> None:
     def broken(variant: Variant, policy: Policy | None, concurrency: int, repeat: int) -> LevelRow:
         return msgspec.structs.replace(machine.measure(variant, policy, concurrency, repeat), verdict="server_busy")
 
-    assert search(broken, Aim(CONCURRENCY), study(), [], lambda: 1e9) is None
+    assert search(Task(broken, Aim(CONCURRENCY), [], lambda: 1e9), study()) is None
     assert machine.points == 2 * 27
 
 
@@ -122,7 +122,7 @@ def test_a_spoilt_point_is_measured_again() -> None:
             return msgspec.structs.replace(row, verdict="client_limited")
         return row
 
-    found = search(hiccup, Aim(CONCURRENCY, trials=0), study(), [], lambda: 81 - machine.points)
+    found = search(Task(hiccup, Aim(CONCURRENCY, trials=0), [], lambda: 81 - machine.points), study())
     assert found is not None
     assert 64 in {ratio.concurrency for ratio in found.fit.ratios}
 
@@ -138,7 +138,7 @@ def test_the_largest_level_is_tried_more_often() -> None:
             return msgspec.structs.replace(row, verdict="client_limited")
         return row
 
-    found = search(crowded, Aim(CONCURRENCY, trials=0), study(), [], lambda: 200 - machine.points)
+    found = search(Task(crowded, Aim(CONCURRENCY, trials=0), [], lambda: 200 - machine.points), study())
     assert found is not None
     assert found.fit.shape == "crossover"
     assert max(ratio.concurrency for ratio in found.fit.ratios) == 256
@@ -152,7 +152,7 @@ def test_rounds_without_a_usable_point_end_it_too() -> None:
         row = machine.measure(variant, policy, concurrency, repeat)
         return row if machine.points <= 27 else msgspec.structs.replace(row, verdict="server_busy")
 
-    found = search(breaking, Aim(CONCURRENCY, trials=0), study(), [], lambda: 500 - machine.points)
+    found = search(Task(breaking, Aim(CONCURRENCY, trials=0), [], lambda: 500 - machine.points), study())
     assert found is not None
     assert machine.points < 60
 
@@ -161,7 +161,7 @@ def test_flapping_shows_in_the_confirmation() -> None:
     """What switching itself costs is not in the curves; the last live check shows it."""
     costly = world(noise=0.002, flap_cost=0.1)
     machine, rows = Machine(costly, seed=6), list[LevelRow]()
-    found = search(machine.measure, Aim(CONCURRENCY, trials=0), study(), rows, lambda: 200 - machine.points)
+    found = search(Task(machine.measure, Aim(CONCURRENCY, trials=0), rows, lambda: 200 - machine.points), study())
     assert found is not None
     assert found.confirmed is not None
     live = [row for row in rows if row.repeat == CONFIRMATION]
@@ -172,7 +172,7 @@ def test_flapping_shows_in_the_confirmation() -> None:
 def test_trial_levels_are_the_smallest_and_those_that_may_differ() -> None:
     """A trial near the crossing needs no level far from it, and never one that only replicas added."""
     machine, rows, aim = Machine(world(), seed=1), list[LevelRow](), Aim(CONCURRENCY)
-    search(machine.measure, aim, study(), rows, lambda: 81 - machine.points)
+    search(Task(machine.measure, aim, rows, lambda: 81 - machine.points), study())
     fit = pivot(rows, "baseline")
     assert fit is not None
     assert trial_levels(aim.curves(rows, fit), fit, 80) == (1, 128)
@@ -181,7 +181,7 @@ def test_trial_levels_are_the_smallest_and_those_that_may_differ() -> None:
 def test_latency_excess_is_signed() -> None:
     """Off at C=1 exceeds the bound by about a factor of two; a threshold of 1 does not."""
     machine, rows, aim = Machine(world(), seed=1), list[LevelRow](), Aim(CONCURRENCY)
-    search(machine.measure, aim, study(), rows, lambda: 81 - machine.points)
+    search(Task(machine.measure, aim, rows, lambda: 81 - machine.points), study())
     fit = pivot(rows, "baseline")
     assert fit is not None
     assert latency_excess(aim.curves(rows, fit), 0, 0.05) > 0.5

@@ -45,7 +45,7 @@ import sys, time
 from pathlib import Path
 from benchmarks.worlds import CONCURRENCY, Machine
 from tests.tuner.test_search import world
-from tuner.search import Aim, search
+from tuner.search import Aim, Task, search
 from tuner.study import open_study, storage_of
 machine = Machine(world(noise=0.02), seed=ord(sys.argv[3]))
 study = open_study(storage_of(sys.argv[1]), "shared", seed=ord(sys.argv[3]))
@@ -59,7 +59,7 @@ def measure(variant, *point):
     return machine.measure(variant, *point)
 print("ready", flush=True)
 sys.stdin.readline()
-assert search(measure, aim, study, [], lambda: 300 - machine.points, mine=sys.argv[3])
+assert search(Task(measure, aim, [], lambda: 300 - machine.points, mine=sys.argv[3]), study)
 """
 
 pytestmark = pytest.mark.timeout(600)
