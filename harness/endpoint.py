@@ -113,19 +113,11 @@ class Endpoint:
 
     def flush_cache(self) -> bool:
         """Empty the radix cache; False where the server lacks it or refused because it was busy."""
-        try:
-            self._request("/flush_cache", method="POST", admin=True)
-        except (OSError, ValueError):
-            return False
-        return True
+        return self._done("/flush_cache")
 
     def freeze_gc(self) -> bool:
         """Let SGLang's processes stop collecting what is there by now; False where the server lacks it."""
-        try:
-            self._request("/freeze_gc", method="POST", admin=True)
-        except (OSError, ValueError):
-            return False
-        return True
+        return self._done("/freeze_gc")
 
     def set_policy(self, policy: Policy) -> dict[str, Any]:
         """Set the switching policy of a patched server and read it back.
@@ -192,6 +184,13 @@ class Endpoint:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.05)
+
+    def _done(self, path: str) -> bool:
+        try:
+            self._request(path, method="POST", admin=True)
+        except (OSError, ValueError):
+            return False
+        return True
 
     def _json(self, path: str) -> dict[str, Any] | None:
         try:

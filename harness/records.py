@@ -29,6 +29,11 @@ SPECULATIVE_VARIANTS: frozenset[Variant] = frozenset({"eagle3", "dynamic", "forc
 TICK_S = 1e-5
 
 
+def json_file(value: object) -> bytes:
+    """JSON as the files of a run hold it, for people too."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
 class PointKey(msgspec.Struct, frozen=True, order=True):
     """Names one point of a run."""
 

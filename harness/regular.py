@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from harness.errors import UserError
 
@@ -26,16 +28,28 @@ def require_regular(file: Path) -> Path:
     return file
 
 
-def replace_file(file: Path, body: bytes) -> None:
+def replace_file(file: Path, body: bytes, mode: int = 0o666) -> None:
     """Write a file through a temporary one beside it, which is on the disk before it takes the name.
+
+    Args:
+        file: the file.
+        body: all of it.
+        mode: who may read and write it, less what the process masks.
 
     Raises:
         OSError: it could not be written; the old one is as it was.
     """
+    with replacing(file, mode) as out:
+        out.write(body)
+
+
+@contextmanager
+def replacing(file: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """The same for whoever writes it piece by piece: the file is replaced where the block ends without an error."""
     temporary = require_regular(file.with_name(f".{file.name}.new"))
     try:
-        with temporary.open("wb") as out:
-            out.write(body)
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as out:  # noqa: PTH123 - Path cannot set the mode
+            yield out
             out.flush()
             os.fsync(out.fileno())
         temporary.replace(file)

@@ -24,7 +24,7 @@ import msgspec
 from harness.errors import UserError
 from harness.levelsfile import COLUMNS, csv_of, row_of
 from harness.plausible import manifest_problem, record_problem, repeated_point
-from harness.records import SCHEMA_VERSION, LevelRow, Manifest, RequestRecord
+from harness.records import SCHEMA_VERSION, LevelRow, Manifest, RequestRecord, json_file
 from harness.regular import replace_file, require_regular
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class RunWriter:
                 lock = failing.enter_context(_locked(path))
                 if (path / MANIFEST).exists():
                     raise UserError(f"{path} already holds a run; add --resume to go on with it, or give another --out")
-                replace_file(path / MANIFEST, msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n")
+                replace_file(path / MANIFEST, json_file(manifest))
                 writer = cls(path, manifest, lock)
                 failing.pop_all()
         except OSError as error:
@@ -168,7 +168,7 @@ class RunWriter:
             WriteFailed: it could not be written.
         """
         with _writing(self.path):
-            replace_file(self.path / MANIFEST, msgspec.json.format(_encoder.encode(manifest), indent=1) + b"\n")
+            replace_file(self.path / MANIFEST, json_file(manifest))
         self.manifest = manifest
 
     def add_requests(self, records: Iterable[RequestRecord]) -> None:

@@ -23,7 +23,8 @@ from harness.load_plan import LoadPlan
 from harness.metrics import level_metrics
 from harness.mock import running_mock
 from harness.mock_streams import Timing
-from harness.records import PointKey, RequestRecord
+from harness.records import PointKey, RequestRecord, json_file
+from harness.regular import replace_file
 from harness.transport import TransportName
 from harness.workload import WorkloadPlan
 
@@ -102,7 +103,7 @@ def save_calibration(report: SelftestReport) -> Path:
     """Keep a report for the sweeps of this machine; returns the file."""
     file = calibration_file()
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    replace_file(file, json_file(report))
     return file
 
 

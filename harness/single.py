@@ -20,7 +20,8 @@ from harness.load import require_files_for
 from harness.manifest import new_manifest, workload_of
 from harness.openload import Arrivals, TimedWorkload
 from harness.openloop import Goodput, OpenMetrics, Slo, goodput, open_metrics
-from harness.records import LevelRow, Manifest, PointKey, Source, Variant, VariantRecord
+from harness.records import LevelRow, Manifest, PointKey, Source, Variant, VariantRecord, json_file
+from harness.regular import replace_file
 from harness.runfolder import RunFolder, RunWriter, WriteFailed
 from harness.servers import Server, prove
 from harness.sweep import Keys, Reporter, countdown, interruptible
@@ -112,7 +113,7 @@ def run_bench(
             row = bench.measure(key, None, countdown(reporter, key, config.point_s))
             reporter.row(row)
             report = _report(RunFolder(out), row, asked, endpoint.public_url)
-            (out / REPORT).write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+            replace_file(out / REPORT, json_file(report))
             return report
         except WriteFailed as error:
             failed = str(error)

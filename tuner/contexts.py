@@ -34,6 +34,7 @@ from tuner.session import (
     let_play_dynamic,
     measurer,
     my_name,
+    reference_alone,
     reference_block,
     tune_manifest,
 )
@@ -106,15 +107,15 @@ def _block(
     """What is measured while some servers are up: the reference alone, or everything with the patched one."""
     requests = shared_requests(longest)
     with opened(longest, plans, writer, requests, session.reporter, session.keys, session.stop) as shared:
-        alone = len(plans) == 1 and plans[0].name != "speculative"
-        if not alone:
+        alone = reference_alone(plans)
+        if alone is None:
             let_play_dynamic(shared, writer)
         benches = [_bench(each, shared, writer) for each in lengths]
-        if not alone:
+        if alone is None:
             return _tuned(lengths, benches, writer, session)
         for each, bench in zip(lengths, benches, strict=True):
             take = measurer(bench, each.session, writer)
-            reference_block(take, each.config, plans[0].variants[0], each.rows)
+            reference_block(take, each.config, alone, each.rows)
     return None
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from harness.records import LevelRow, Variant
-from tuner.levels import decode_batches, table, usable
+from tuner.levels import decode_batches, reference_among, table, usable
 from tuner.noise import CONFIDENCE, Floats, Table, draw_means, single_repeat_only
 
 Shape = Literal["crossover", "always_on", "always_off", "not_monotone"]
@@ -77,7 +77,7 @@ def off_variant(rows: Sequence[LevelRow], reference: Variant | None = None) -> t
     measured = {row.variant for row in rows}
     if "forced_off" in measured:
         return "forced_off", ()
-    chosen: Variant = reference or ("baseline" if "baseline" in measured else "baseline_no_overlap")
+    chosen: Variant = reference or reference_among(measured) or "baseline_no_overlap"
     return chosen, (
         f"forced_off was not measured: {chosen} stands in for it, so what the patched server loses while off is"
         " not in the pivot, and the true pivot may be higher",

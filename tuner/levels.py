@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from scipy import stats
 
-from harness.records import LevelRow, Variant
+from harness.records import LevelRow, Manifest, Variant
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -52,6 +52,12 @@ def reference_among(variants: Collection[Variant], preferred: Variant | None = N
     """What an operator would otherwise run, of these variants; None where none of them is that."""
     wanted: tuple[Variant | None, ...] = (preferred, "baseline", "baseline_no_overlap")
     return next((variant for variant in wanted if variant in variants), None)
+
+
+def reference_in(manifest: Manifest, measured: Collection[Variant]) -> Variant | None:
+    """The reference of eagle3 by the manifest, if it is among what was measured; else any baseline that is."""
+    record = manifest.variants.get("eagle3")
+    return reference_among(measured, record.reference if record else None)
 
 
 def usable(rows: Iterable[LevelRow]) -> list[LevelRow]:

@@ -21,7 +21,7 @@ from harness.errors import UserError
 from harness.records import VARIANTS, Source, Variant
 from harness.runfolder import RunFolder
 from tuner.curves import Pivot, pivot
-from tuner.levels import Level, levels
+from tuner.levels import Level, levels, reference_in
 from tuner.style import BAND, FAINT, INK, LOOKS, log_concurrency, log_rate, mark_simulated, styled
 from tuner.words import name, span
 
@@ -54,9 +54,7 @@ def view(run: RunFolder) -> View:
     found = levels(rows)
     if not found:
         raise UserError(f"{run.path} has no usable point to plot; see the verdicts in {run.path / 'levels.csv'}")
-    record = run.manifest.variants.get("eagle3")
-    wanted = (record.reference if record else None, "baseline", "baseline_no_overlap", "forced_off")
-    reference = next((variant for variant in wanted if variant in found), None)
+    reference = reference_in(run.manifest, found) or ("forced_off" if "forced_off" in found else None)
     return View(
         title=run.path.resolve().name,
         source=run.manifest.source,

@@ -22,7 +22,7 @@ from tuner import objective
 from tuner.curves import Pivot, Shape, pivot
 from tuner.graphs import MAX_COUNT, captured_sizes, effective_threshold, pads_batches
 from tuner.ladder import ContextPivot, bands
-from tuner.levels import reference_among, usable
+from tuner.levels import reference_in, usable
 from tuner.objective import Curves, LatencyC1, LiteralAnswer
 from tuner.words import name, words
 
@@ -227,10 +227,8 @@ def _impossible(found: Recommendation) -> str | None:
 
 
 def _reference(run: RunFolder) -> Variant | None:
-    """The reference of eagle3 by the manifest, if it has usable points; else any baseline that has."""
-    measured = {row.variant for row in usable(run.levels())}
-    record = run.manifest.variants.get("eagle3")
-    return reference_among(measured, record.reference if record else None)
+    """The reference of eagle3, of those that have usable points."""
+    return reference_in(run.manifest, {row.variant for row in usable(run.levels())})
 
 
 def what_is_missing(run: RunFolder) -> str:

@@ -20,6 +20,8 @@ from optuna.distributions import CategoricalDistribution
 from harness.config import SweepConfig
 from harness.errors import UserError
 from harness.pace import Pace
+from harness.records import json_file
+from harness.regular import replace_file, replacing
 from harness.runfolder import LEVELS, REQUESTS, RunFolder, RunWriter, WriteFailed
 from harness.sweep import opened
 from harness.variants import server_plans
@@ -109,7 +111,7 @@ def compare(config: SweepConfig, writer: RunWriter, session: Session) -> Compare
     if not done:
         return None
     compared = _compared(done, failed, session.options, config)
-    (writer.path / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(_table(compared)), indent=1) + b"\n")
+    replace_file(writer.path / FILE, json_file(_table(compared)))
     _record(compared, writer.path, session.options)
     return compared
 
@@ -128,18 +130,18 @@ def keep_points(best: Path, writer: RunWriter) -> None:
     """
     for file in (REQUESTS, LEVELS, JOURNAL):
         if (best / file).exists():
-            shutil.copyfile(best / file, writer.path / f".{file}.new")
-            (writer.path / f".{file}.new").replace(writer.path / file)
-    kept = RunFolder(best).manifest
+            with (best / file).open("rb") as kept, replacing(writer.path / file) as copy:
+                shutil.copyfileobj(kept, copy)
+    measured = RunFolder(best).manifest
     writer.set_manifest(
         msgspec.structs.replace(
             writer.manifest,
-            source=kept.source,
-            servers=kept.servers,
-            variants=kept.variants,
-            simulation=kept.simulation,
-            workload=kept.workload,
-            config=writer.manifest.config | {"input_tokens": kept.config["input_tokens"]},
+            source=measured.source,
+            servers=measured.servers,
+            variants=measured.variants,
+            simulation=measured.simulation,
+            workload=measured.workload,
+            config=writer.manifest.config | {"input_tokens": measured.config["input_tokens"]},
         )
     )
 
@@ -217,7 +219,7 @@ def _tuned(
         found = _found_before(writer.path) or live(speculative, writer, session, still)
         if found is None:
             return None
-        (writer.path / FOUND).write_bytes(msgspec.json.encode(found))
+        replace_file(writer.path / FOUND, msgspec.json.encode(found))
         run = RunFolder(writer.path)
         made = tuned(run, found, options.slack, options.objective, options.weights, config.seed)
         recommend.write(made, writer.path / recommend.FILE)

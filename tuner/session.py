@@ -69,8 +69,8 @@ def live(
         requests = shared_requests(config)
         with opened(config, plans, writer, requests, session.reporter, session.keys, session.stop) as bench:
             take = measurer(bench, session)
-            if len(plans) == 1 and plans[0].name != "speculative":
-                reference_block(take, config, plans[0].variants[0], rows)
+            if (alone := reference_alone(plans)) is not None:
+                reference_block(take, config, alone, rows)
                 continue
             let_play_dynamic(bench, writer)
             return _search(bench, aim, study, rows, session, still)
@@ -211,6 +211,11 @@ def blocks(config: SweepConfig, reference_done: bool) -> list[tuple[ServerPlan, 
     if config.together:
         return [plans]
     return [(plan,) for plan in plans if plan.name == "speculative" or not reference_done]
+
+
+def reference_alone(plans: Sequence[ServerPlan]) -> Variant | None:
+    """The reference that these servers play, where the patched one is not up with it."""
+    return plans[0].variants[0] if len(plans) == 1 and plans[0].name != "speculative" else None
 
 
 def has_reference(config: SweepConfig, rows: Iterable[LevelRow]) -> bool:

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from harness.errors import UserError
-from harness.records import VARIANTS, Variant
+from harness.records import VARIANTS, Variant, json_file
 from harness.sim.acceptance import MAX_DRAFTS, Acceptance
 from harness.sim.steptime import StepTable, TaxTable
 
@@ -252,7 +252,7 @@ def save_preset(preset: Preset, file: Path) -> None:
         UserError: the file cannot be written.
     """
     try:
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(preset), indent=1) + b"\n")
+        file.write_bytes(json_file(preset))
     except OSError as error:
         raise UserError(f"cannot write the preset {file}: {error.strerror}; give another -o") from error
 

@@ -3,7 +3,8 @@
 A job outlives the service that started it, so nobody may be left to wait for it. BASE.exit says how it ended, BASE.pid
 (which the service writes) who runs it: the command begins when GO comes on standard input, and never where the service
 was killed before, as the next service would not know of it. The runner leads the job's process group: a Ctrl-C for the
-group reaches the command and leaves the runner waiting for its exit code. Standard library only.
+group reaches the command and leaves the runner waiting for its exit code. Standard library only, also beneath what it
+imports of ours: there is one beside each job.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from tuner.service.store import write
 
 GO = b"g"
 INTERRUPTED = 130
@@ -49,14 +52,8 @@ def main(arguments: list[str]) -> int:
     if sys.stdin.buffer.read(1) != GO:
         return 0
     code = INTERRUPTED if stopped else subprocess.call(command, stdin=subprocess.DEVNULL)
-    _write(exit_file(base), str(code))
+    write(exit_file(base), f"{code}\n".encode())
     return 0
-
-
-def _write(file: Path, text: str) -> None:
-    temporary = file.with_name(f".{file.name}.new")
-    temporary.write_text(text + "\n")
-    temporary.replace(file)
 
 
 if __name__ == "__main__":

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+from harness.regular import replace_file
 
 NEW = ".new"
 
 
 def write(file: Path, body: bytes) -> None:
     """Replace a file: after a crash there is the old one or the new one."""
-    temporary = file.with_name(f".{file.name}{NEW}")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:  # noqa: PTH123 - Path cannot set the mode
-        out.write(body)
-        out.flush()
-        os.fsync(out.fileno())
-    temporary.replace(file)
+    replace_file(file, body, 0o600)
 
 
 def make_folder(folder: Path) -> Path:
