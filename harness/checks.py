@@ -93,14 +93,19 @@ def judge(
         return Judgement("invalid", "errors" if metrics.errors else "no_requests", flags)
     if metrics.errors > TOLERATED_ERRORS * metrics.requests:
         return Judgement("partial" if metrics.ttft_p50_s is not None else "invalid", "errors", flags)
-    verdict = "client_limited" if client_limited(metrics, client, workers, calibration) else "ok"
-    if verdict == "ok":
-        verdict = _fault(metrics, concurrency) if open_share is None else _open_fault(open_share)
     if unproven is not None:
         verdict = "unproven_worker"
-    elif verdict == "ok" and not shared_prefix and (metrics.cached_tokens or 0) > CACHED_SHARE * metrics.prompt_tokens:
-        verdict = "cached_prefix"
+    elif client_limited(metrics, client, workers, calibration):
+        verdict = "client_limited"
+    else:
+        verdict = _fault(metrics, concurrency) if open_share is None else _open_fault(open_share)
+        if verdict == "ok" and not shared_prefix and _cached(metrics):
+            verdict = "cached_prefix"
     return Judgement("done" if verdict == "ok" else "invalid", verdict, flags)
+
+
+def _cached(metrics: LevelMetrics) -> bool:
+    return (metrics.cached_tokens or 0) > CACHED_SHARE * metrics.prompt_tokens
 
 
 def sent_share(sent: int, dropped: int | None) -> float | None:

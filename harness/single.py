@@ -107,21 +107,27 @@ def run_bench(
             reporter.say(f"warning: {line}")
         open_loop = asked.arrivals.open_loop
         bench = Bench(config, writer, {variant: server}, workload, Counter(), stop, open_loop, asked.drop_after_s)
-        reporter.plan(1, config.point_s)
-        row, failed = None, ""
-        try:
-            row = bench.measure(key, None, countdown(reporter, key, config.point_s))
-            reporter.row(row)
-            report = _report(RunFolder(out), row, asked, endpoint.public_url)
-            replace_file(out / REPORT, json_file(report))
-            return report
-        except WriteFailed as error:
-            failed = str(error)
-        except OSError as error:
-            failed = f"cannot write {out / REPORT}: {error.strerror}; make room"
-        reporter.say(f"warning: {failed}")
-        loop = "open" if open_loop else "closed"
-        return BenchReport(str(out), manifest.source, endpoint.public_url, loop, row, failed=failed)
+        return _reported(bench, key, asked, endpoint.public_url, reporter)
+
+
+def _reported(bench: Bench, key: PointKey, asked: Asked, url: str, reporter: Reporter) -> BenchReport:
+    """Measure the point and write its report; where the disk takes no more, the report says so."""
+    out, point_s = bench.writer.path, bench.config.point_s
+    reporter.plan(1, point_s)
+    row, failed = None, ""
+    try:
+        row = bench.measure(key, None, countdown(reporter, key, point_s))
+        reporter.row(row)
+        report = _report(RunFolder(out), row, asked, url)
+        replace_file(out / REPORT, json_file(report))
+        return report
+    except WriteFailed as error:
+        failed = str(error)
+    except OSError as error:
+        failed = f"cannot write {out / REPORT}: {error.strerror}; make room"
+    reporter.say(f"warning: {failed}")
+    loop = "open" if bench.open_loop else "closed"
+    return BenchReport(str(out), bench.writer.manifest.source, url, loop, row, failed=failed)
 
 
 def played(info: dict[str, Any] | None) -> tuple[Variant, dict[str, Any]]:

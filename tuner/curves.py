@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -98,20 +98,11 @@ def pivot(rows: Iterable[LevelRow], reference: Variant | None = None, seed: int 
     paired = log_ratios(on, without)
     if not paired:
         return None
-    if apart := [str(c) for c in paired if not on[c].keys() & without[c].keys()]:
-        warnings += (
-            f"C={', '.join(apart)}: no repeat has a usable point of both eagle3 and {off}, so whatever drifted between"
-            " repeats counts there; --resume measures again what is not usable",
-        )
     batches, measured = decode_batches(good, ("eagle3", off))
-    if not all(measured[c] for c in paired):
-        warnings += ("the server did not report its decode batch everywhere: the concurrency stands in for it there",)
     x = np.log2([batches[c] for c in paired])
     y = np.array([np.mean(list(values.values())) for values in paired.values()])
     weights = np.array([len(values) for values in paired.values()], dtype=float)
     draws = draw_means(paired, own_sd=_own_sd(good, ("eagle3", off)), seed=seed)
-    if single_repeat_only(paired):
-        warnings += ("one repeat only: the interval rests on the points' own spread and misses drift between repeats",)
     se = draws.std(axis=0)
     shape, crossing, crossings = _cross(x, y, weights, se, draws)
     fitted = fall(y, weights)
@@ -126,8 +117,35 @@ def pivot(rows: Iterable[LevelRow], reference: Variant | None = None, seed: int 
         interval=_interval(crossings),
         off=off,
         ratios=ratios,
-        warnings=warnings,
+        warnings=(
+            *warnings,
+            *_never_together(paired, on, without, off),
+            *_batch_unknown(paired, measured),
+            *_one_repeat(paired),
+        ),
     )
+
+
+def _never_together(paired: Iterable[int], on: Table, without: Table, off: Variant) -> list[str]:
+    apart = [str(c) for c in paired if not on[c].keys() & without[c].keys()]
+    if not apart:
+        return []
+    return [
+        f"C={', '.join(apart)}: no repeat has a usable point of both eagle3 and {off}, so whatever drifted between"
+        " repeats counts there; --resume measures again what is not usable"
+    ]
+
+
+def _batch_unknown(paired: Iterable[int], measured: Mapping[int, bool]) -> list[str]:
+    if all(measured[c] for c in paired):
+        return []
+    return ["the server did not report its decode batch everywhere: the concurrency stands in for it there"]
+
+
+def _one_repeat(paired: dict[int, dict[int, float]]) -> list[str]:
+    if not single_repeat_only(paired):
+        return []
+    return ["one repeat only: the interval rests on the points' own spread and misses drift between repeats"]
 
 
 def log_ratios(on: Table, off: Table) -> dict[int, dict[int, float]]:

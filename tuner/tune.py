@@ -76,12 +76,10 @@ def run_tune(
             left = duration(budget.left_s)
             reporter.say(f"interrupted with {left} of the budget left; what was measured is kept, and --resume goes on")
             return _outcome(out, None, "interrupted")
-    run = RunFolder(out)
     if found is None:
-        reporter.say(f"warning: nothing can be judged: {recommend.what_is_missing(run)}")
+        reporter.say(f"warning: nothing can be judged: {recommend.what_is_missing(RunFolder(out))}")
         return _outcome(out, None, "nothing usable")
-    made = tuned(run, found, options.slack, options.objective, options.weights, config.seed)
-    made = complete(made)
+    made = complete(tuned(RunFolder(out), found, options.slack, options.objective, options.weights, config.seed))
     recommend.write(made, out / recommend.FILE)
     said = {"threshold": made.threshold, "interval": made.interval, "reason": found.reason}
     note_history(out, "recommendation", **said, spent_s=budget.spent_s)
