@@ -63,8 +63,9 @@ async def serve(host: str, port: int, results: Path, entrance: Door) -> None:
             await stop.wait()
             server.close()
         finally:
-            await service.close()
-            await runner.cleanup()
+            await service.stop()
+            await runner.cleanup()  # waits for those that are being answered, and hangs up on them after SHUTDOWN_S
+            await service.desk.close()
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -54,6 +54,11 @@ class Service:
 
     async def close(self) -> None:
         """Stop everything but the jobs."""
+        await self.stop()
+        await self.desk.close()
+
+    async def stop(self) -> None:
+        """Let streams of events end, and look at nothing any more; what is being asked can still be answered."""
         self.hub.close()
         for task in self._tasks:
             task.cancel()
@@ -61,7 +66,6 @@ class Service:
             with suppress(asyncio.CancelledError):
                 await task
         await self.watch.close()
-        await self.desk.close()
 
     async def all_runs(self) -> list[run_answers.RunSummary]:
         """Every run, newest first."""

@@ -6,13 +6,16 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from typing import Any
 import pytest
 
 from harness.sim.preset import DEFAULT_PRESET
+from tests.tuner.runs import write_run
 from tuner.service.runner import mark_of
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -123,6 +127,53 @@ def test_what_fails_while_it_serves_is_not_blamed_on_the_results_folder(tmp_path
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENT_S)
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == "OSError: [Errno 24] Too many open files"
+
+
+# A service whose process that knows numpy tells by a file `asked` that it heard, and answers when `go` is there.
+SLOW = """
+import sys, tuner.service.__main__ as main, tuner.service.desk as desk
+desk.PROGRAM = (sys.executable, "-c", WORK)
+main.SHUTDOWN_S = 300.0
+sys.exit(main.main())
+"""
+WORK = """
+import json, pathlib, sys, time
+for line in sys.stdin:
+    pathlib.Path(FOLDER, "asked").touch()
+    while not pathlib.Path(FOLDER, "go").exists():
+        time.sleep(0.01)
+    print(json.dumps({"ok": {"late": True}}), flush=True)
+"""
+
+
+@pytest.mark.timeout(PATIENT_TEST_S)
+def test_what_is_being_asked_when_the_service_ends_is_answered(tmp_path: Path) -> None:
+    """SIGTERM while the process that knows numpy works: nobody new is let in, the answer comes, then all is gone."""
+    write_run(tmp_path / "results" / "run")
+    slow = SLOW.replace("WORK", repr(WORK.replace("FOLDER", repr(str(tmp_path)))))
+    with (
+        served((sys.executable, "-c", slow), tmp_path / "results") as (url, process),
+        ThreadPoolExecutor(1) as client,
+    ):
+        try:
+            answer = client.submit(call, f"{url}/api/v1/runs/run/curves")
+            until((tmp_path / "asked").exists, bool)
+            process.send_signal(signal.SIGTERM)
+            until(lambda: listens(url), lambda there: not there)
+        finally:
+            (tmp_path / "go").touch()
+        assert answer.result(PATIENT_S) == {"late": True}
+        assert process.wait(PATIENT_S) == 0
+
+
+def listens(url: str) -> bool:
+    """Whether somebody new is let in."""
+    parts = urllib.parse.urlsplit(url)
+    try:
+        with socket.create_connection((str(parts.hostname), int(parts.port or 0)), PATIENT_S):
+            return True
+    except ConnectionError:
+        return False
 
 
 def refused(*words: str) -> tuple[int, str]:
