@@ -19,13 +19,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import get_args
 
 import msgspec
 
-from benchmarks.stages import Profile, Stage, profile, read_trace
+from benchmarks.stages import Event, Profile, Stage, profile, read_trace
 from harness.config import SweepConfig, load_config, make_config
 from harness.console import ConsoleReporter
 from harness.errors import UserError
@@ -39,7 +39,7 @@ from harness.sweep import Keys, interruptible, opened
 from harness.variants import policy_of, server_plans
 
 VARIANTS: tuple[Variant, ...] = ("baseline", "forced_off", "eagle3")
-STEADY_S, PATIENCE_S, LOAD_S = 6.0, 300.0, 3600.0
+STEADY_S, PATIENCE_S, LOOK_S, LOAD_S = 6.0, 300.0, 2.0, 3600.0
 ANSWER_TOKENS = 4096  # nobody begins or ends while it is recorded
 
 
@@ -57,8 +57,8 @@ def settings(asked: argparse.Namespace) -> SweepConfig:
     return make_config(document)
 
 
-def traced(server: Server, folder: Path, steps: int, cpu: bool) -> Path:
-    """Let a server that is under load record so many steps; the trace of its first rank.
+def traced(server: Server, folder: Path, steps: int, cpu: bool) -> list[Event]:
+    """Let a server that is under load record so many steps; the events of its first rank.
 
     Raises:
         UserError: it refused, or wrote no trace in time.
@@ -81,15 +81,21 @@ def traced(server: Server, folder: Path, steps: int, cpu: bool) -> Path:
             answer.read()
     except (OSError, urllib.error.HTTPError) as error:
         raise UserError(f"{server.endpoint.public_url} does not profile: {error}") from error
+    return _whole_trace(folder, server.endpoint.public_url)
+
+
+def _whole_trace(folder: Path, url: str) -> list[Event]:
+    """The trace, once all of it is written: the file grows for as long as it is compressed."""
     deadline, seen = time.monotonic() + PATIENCE_S, -1
     while time.monotonic() < deadline:
         files = sorted(folder.glob("*TP-0*.trace.json.gz"))
         size = files[-1].stat().st_size if files else -1
         if size > 0 and size == seen:
-            return files[-1]
+            with suppress(UserError):
+                return read_trace(files[-1])
         seen = size
-        time.sleep(2.0)
-    raise UserError(f"{server.endpoint.public_url} wrote no trace into {folder} within {PATIENCE_S:.0f} s")
+        time.sleep(LOOK_S)
+    raise UserError(f"{url} wrote no whole trace into {folder} within {PATIENCE_S:.0f} s")
 
 
 @contextmanager
@@ -137,8 +143,8 @@ def measure(config: SweepConfig, out: Path, steps: int, cpu: bool) -> dict[Varia
                 server.endpoint.set_policy(policy)
             with under_load(server, config, variant):
                 reporter.say(f"profiling {steps} steps of {variant}")
-                file = traced(server, out / variant, steps, cpu)
-            found[variant] = profile(read_trace(file))
+                events = traced(server, out / variant, steps, cpu)
+            found[variant] = profile(events)
     return found
 
 
