@@ -28,7 +28,7 @@ _STAGES: tuple[tuple[Stage, re.Pattern[str]], ...] = (
     ("sample", re.compile(r"model_runner\.py\(\d+\): sample$|sampler\.py\(\d+\): forward$")),
     ("target", re.compile(r"model_runner\.py\(\d+\): forward$")),
     ("verify", re.compile(r": verify$|: eagle_sample$")),
-    ("off_step", re.compile(r"patched_worker/\w+\.py\(\d+\): ")),
+    ("off_step", re.compile(r"patched_worker/(off_step|eagle_v1)\.py\(\d+\): run$")),
     ("worker", re.compile(r"(eagle|tp)_worker\w*\.py\(\d+\): ")),
     ("scheduler", re.compile(r"")),
 )

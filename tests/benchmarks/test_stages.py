@@ -71,15 +71,17 @@ def test_kernels_belong_to_the_functions_that_launched_them() -> None:
 def test_our_off_step_is_seen() -> None:
     """The catch-up of the draft is apart from what else the patched worker launches, whatever it calls."""
     frames = [
+        python("/x/patched_worker/install.py(37): run_scheduler_process", 0, 1000),
         python("/x/patched_worker/off_step.py(97): run", 0, 100),
         python("/x/patched_worker/off_step.py(191): _catch_up", 10, 30),
         python("sglang/srt/speculative/eagle_worker_v2.py(869): _draft_extend_for_decode", 15, 10),
         *(event("cuda_runtime", "cudaLaunchKernel", ts, 1, correlation=ts) for ts in (5, 16, 50)),
         python("sglang/srt/model_executor/model_runner.py(10): forward", 60, 20),
         event("cuda_runtime", "cudaGraphLaunch", 65, 1, correlation=65),
+        event("cuda_runtime", "cudaLaunchKernel", 150, 1, correlation=150),
     ]
-    kernels = [event("kernel", "k", 200 + ts, 1, tid=90, correlation=ts) for ts in (5, 16, 50, 65)]
-    assert profile([*frames, *kernels]).counts == {"catch_up": 1, "target": 1, "off_step": 2}
+    kernels = [event("kernel", "k", 200 + ts, 1, tid=90, correlation=ts) for ts in (5, 16, 50, 65, 150)]
+    assert profile([*frames, *kernels]).counts == {"catch_up": 1, "target": 1, "off_step": 2, "scheduler": 1}
 
 
 def test_operators_stand_for_kernels_on_a_cpu() -> None:
