@@ -1,12 +1,14 @@
 """Whether an off server costs nothing and a dynamic one is the better of two, from the run folders of sweeps.
 
     python -m benchmarks.claims results/NAME ... -o results/claims.json
+    python -m benchmarks.claims results/NAME --upstream results/OTHER
 
 A run needs its reference and forced_off, or eagle3 and dynamic as well. Ratios are of points of the same repeat, so
 that drift of the machine cancels; their 95 % intervals take the scatter of one pair from all levels of the claim,
 because three repeats of one level say little of it. A point meets its bar unless its interval lies wholly beyond it; a
-claim is met when each of its points is and the geometric mean over the levels meets the bar itself. The last line is
-JSON.
+claim is met when each of its points is and the geometric mean over the levels meets the bar itself. A run of SGLang's
+own adaptive mode is held to the same bars beside it: its gain over its own reference, on the reference of the claims'
+run. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
 from scipy import stats
 
 from harness.errors import UserError
-from harness.records import LevelRow, Variant
+from harness.records import LevelRow, PointKey, Variant
 from harness.runfolder import RunFolder
 from tuner.levels import usable
 
@@ -76,12 +78,8 @@ def claims_of(run: RunFolder) -> list[Claim]:
     Raises:
         UserError: it was not measured, or has neither forced_off nor dynamic beside what they are compared with.
     """
-    if run.manifest.source != "measured":
-        raise UserError(f"{run.path} is {run.manifest.source}; claims are made from measured runs only")
-    rows = usable(run.levels())
+    rows, reference = _measured(run), reference_in(run)
     known = {row.variant for row in rows}
-    eagle = run.manifest.variants.get("eagle3")
-    reference = (eagle.reference if eagle else None) or "baseline"
     name = run.path.resolve().name
     found: list[Claim | None] = []
     if {"forced_off", reference} <= known:
@@ -95,6 +93,67 @@ def claims_of(run: RunFolder) -> list[Claim]:
     if claims := [claim for claim in found if claim is not None]:
         return claims
     raise UserError(f"{run.path} has no repeat with {reference} and forced_off, or dynamic; sweep with these variants")
+
+
+def upstream_beside(run: RunFolder, upstream: RunFolder) -> list[Claim]:
+    """The claims on `dynamic`, of SGLang's own adaptive mode.
+
+    Args:
+        run: the claims' own, with its reference and eagle3.
+        upstream: its reference, and under eagle3 a server with --speculative-adaptive.
+
+    Raises:
+        UserError: one of them was not measured, or is another run than that.
+    """
+    rows, others = _measured(run), _measured(upstream)
+    played = upstream.manifest.variants.get("eagle3")
+    server = upstream.manifest.servers.get(played.server_run) if played else None
+    if server is None or "--speculative-adaptive" not in server.arguments:
+        raise UserError(
+            f"{upstream.path} has no server with --speculative-adaptive; give a run of an -upstream- config"
+        )
+    reference = reference_in(run)
+    ours, theirs = ({row.key: row for row in of} for of in (rows, others))
+    moved = []
+    for row in others:
+        mine, its_own = (
+            of.get(PointKey(name, row.concurrency, row.repeat))
+            for of, name in ((ours, reference), (theirs, reference_in(upstream)))
+        )
+        if row.variant == "eagle3" and mine is not None and its_own is not None:
+            moved.append(msgspec.structs.replace(_moved(row, mine, its_own), variant="dynamic"))
+    both, name = (reference, "eagle3"), upstream.path.resolve().name
+    kept = [row for row in rows if row.variant in both] + moved
+    alone = [row for row in kept if row.concurrency == 1]
+    found = (
+        _claim(name, "upstream", "output_tok_per_s", DYNAMIC_THROUGHPUT, kept, "dynamic", both),
+        _claim(name, "upstream, alone", "tpot_p50_s", DYNAMIC_TPOT_C1, alone, "dynamic", ("eagle3",)),
+    )
+    if claims := [claim for claim in found if claim is not None]:
+        return claims
+    raise UserError(f"{upstream.path} and {run.path} share no level and repeat; resume them")
+
+
+def reference_in(run: RunFolder) -> Variant:
+    """What the run's speculative variants are judged against."""
+    eagle = run.manifest.variants.get("eagle3")
+    return (eagle.reference if eagle else None) or "baseline"
+
+
+def _measured(run: RunFolder) -> list[LevelRow]:
+    if run.manifest.source != "measured":
+        raise UserError(f"{run.path} is {run.manifest.source}; claims are made from measured runs only")
+    return usable(run.levels())
+
+
+def _moved(row: LevelRow, mine: LevelRow, its_own: LevelRow) -> LevelRow:
+    """The row as it would be on another machine's reference: its gain over its own reference stays."""
+    scaled = {
+        name: value * ours / theirs
+        for name in get_args(Metric)
+        if (value := getattr(row, name)) and (ours := getattr(mine, name)) and (theirs := getattr(its_own, name))
+    }
+    return msgspec.structs.replace(row, **dict.fromkeys(get_args(Metric)) | scaled)
 
 
 def _claim(
@@ -186,10 +245,13 @@ def table(claims: Sequence[Claim]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="run folders of sweeps")
+    parser.add_argument("--upstream", type=Path, help="a run of SGLang's adaptive mode, beside the first run's claims")
     parser.add_argument("-o", "--out", type=Path, help="also write the JSON document to this file")
     asked = parser.parse_args(arguments)
     try:
         claims = [claim for path in asked.runs for claim in claims_of(RunFolder(path))]
+        if asked.upstream:
+            claims += upstream_beside(RunFolder(asked.runs[0]), RunFolder(asked.upstream))
         document = msgspec.json.encode({"claims": claims})
         if asked.out:
             asked.out.write_bytes(msgspec.json.format(document, indent=1) + b"\n")

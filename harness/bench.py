@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from harness.api import PlannedRequest
 from harness.checks import judge, sent_share
 from harness.config import SweepConfig
+from harness.crowd import Crowd, mean_users
 from harness.edges import Reading, proven, read
 from harness.errors import UserError
 from harness.levelsfile import as_written
@@ -46,6 +47,7 @@ class Bench:
         stop: set to end the point in progress early; its records are kept.
         open_loop: the workload's requests carry times, and concurrency only bounds what is in flight.
         drop_after_s: an open loop drops what is so late; None never drops.
+        crowd: how many users a closed loop has at which second of the point's clock; () is the concurrency.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Bench:
         stop: threading.Event,
         open_loop: bool = False,
         drop_after_s: float | None = None,
+        crowd: Crowd = (),
     ) -> None:
         self.config = config
         self.writer = writer
@@ -67,6 +70,7 @@ class Bench:
         self.stop = stop
         self.open_loop = open_loop
         self.drop_after_s = drop_after_s
+        self.crowd = crowd
         self._calibration = load_calibration()
 
     def measure(
@@ -160,6 +164,7 @@ class Bench:
             workers=self.config.client_workers,
             transport=self.config.transport,
             drop_after_s=None if self.drop_after_s is None else self.drop_after_s / scale,
+            crowd=tuple((at_s / scale, users) for at_s, users in self.crowd),
         )
 
     def _requests(self, server: Server, key: PointKey) -> Iterator[PlannedRequest]:
@@ -186,7 +191,10 @@ class Bench:
         scale = self._scale(server)
         window = (as_written(result.window_start_s * scale), as_written(result.window_end_s * scale))
         metrics = level_metrics(records, *window)
-        dropped = result.dropped if self.open_loop else None
+        dropped = result.dropped if self.open_loop or self.crowd else None
+        share = sent_share(len(records), dropped)
+        if self.crowd and metrics.duration_s:
+            share = (metrics.in_flight_mean or 0.0) / mean_users(self.crowd, *window)
         steps, unproven = proven(before, after, policy)
         if after.identity != server.identity:
             self._note_stranger(server, key)
@@ -202,7 +210,7 @@ class Bench:
             server_died=result.server_died or (metrics.errors > 0 and not server.endpoint.healthy()),
             unproven=unproven,
             shared_prefix=self.workload.shares_prefix,
-            open_share=sent_share(len(records), dropped),
+            open_share=share,
             calibration=None if server.simulation else self._calibration,
         )
         row = self._row(server, key, policy, judgement.status, judgement.verdict)

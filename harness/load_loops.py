@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from harness.crowd import joins, users_at
 from harness.load_client import Client
 from harness.transport import Exchange, monotonic
 
 _BACKOFF_S = 0.2  # after a failure: a dead server must not be hammered
 _EARLY_S = 0.0005  # timers are whole milliseconds
+_JOINING_S = 0.002  # who comes at this moment counts as there
 
 
 class _Loop:
@@ -74,19 +76,35 @@ class _Loop:
 
 
 class ClosedLoop(_Loop):
-    """Keeps every slot busy: a slot whose request ends sends the next one at once."""
+    """Keeps every slot busy: a slot whose request ends sends the next one at once. With a crowd, only as many slots as
+    there are users."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         self._waiting: list[float] = []  # since when each slot has had nothing to send
+        self._users = 0  # of a crowd, that have come and not left
         client.on_fed = self._serve_waiting
 
     def start(self, zero_s: float) -> None:
         super().start(zero_s)
-        spread_s = self.client.plan.warmup_s / 2
+        crowd, spread_s = self.client.plan.crowd, self.client.plan.warmup_s / 2
         for slot in self.client.begin.slots:
+            if crowd:
+                for at_s in joins(crowd, slot):
+                    self._at(zero_s + at_s, self._join, zero_s + at_s)
+                continue
             due_s = zero_s + spread_s * slot / self.client.plan.concurrency
             self._at(due_s, self._next, due_s)
+
+    def _join(self, due_s: float) -> None:
+        """A user comes, unless one who was to leave is still there."""
+        if self._users < self._wanted():
+            self._users += 1
+            self._next(due_s)
+
+    def _wanted(self) -> int:
+        there = users_at(self.client.plan.crowd, monotonic() - self._zero_s + _JOINING_S)
+        return sum(slot < there for slot in self.client.begin.slots)
 
     def _next(self, free_s: float) -> None:
         """Send a slot's next request; `free_s` is since when it could have been sent."""
@@ -98,7 +116,10 @@ class ClosedLoop(_Loop):
             self._submit(free_s, free_s)
 
     def _after(self, exchange: Exchange) -> None:
-        if exchange.error is None and exchange.status == 200:
+        if self.client.plan.crowd and self._users > self._wanted():
+            self._users -= 1
+            self._check_over()
+        elif exchange.error is None and exchange.status == 200:
             self._next(exchange.end_s)
         elif self._admits():
             self._loop.call_later(_BACKOFF_S, lambda: self._next(monotonic()))

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from harness.api import Api, PlannedRequest
+from harness.crowd import Crowd
 from harness.records import PointKey, RequestRecord
 from harness.transport import TransportName
 
@@ -38,6 +39,7 @@ class LoadPlan(msgspec.Struct, frozen=True):
         drop_after_s: an open loop drops what it could not send so long after its time; None never drops, 0 drops
             whatever would have to wait.
         workers: client processes; 0 chooses.
+        crowd: how many of `concurrency` users are there at which second, in a closed loop; () is all of them.
     """
 
     url: str
@@ -51,6 +53,7 @@ class LoadPlan(msgspec.Struct, frozen=True):
     workers: int = 0
     transport: TransportName = "auto"
     drop_after_s: float | None = None
+    crowd: Crowd = ()
 
 
 class ClientStats(msgspec.Struct, frozen=True):

@@ -6,11 +6,12 @@ import json
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from benchmarks.claims import Claim, claims_of, intervals, main
+from benchmarks.claims import Claim, claims_of, intervals, main, upstream_beside
 from harness.errors import UserError
-from harness.records import LevelRow, Source, Variant
+from harness.records import LevelRow, ServerRecord, Source, Variant, VariantRecord
 from harness.runfolder import RunFolder
 from tests.tuner import runs
 
@@ -73,6 +74,35 @@ def test_a_dynamic_server_is_held_to_the_better_of_two(tmp_path: Path) -> None:
     late = write_run(tmp_path / "late", {"baseline": even(1.0), "eagle3": eagle3, "dynamic": even(0.99)})
     assert [point.met for point in found(late)["dynamic", "output_tok_per_s"].points] == [False, False, True]
     assert not found(late)["dynamic, alone", "tpot_p50_s"].met
+
+
+def test_upstream_stands_beside_ours(tmp_path: Path) -> None:
+    """On a machine half as fast its gain over its own baseline counts: 0.5 of it is 0.5 of ours, and a lone user's
+    gain of 1.7 is short of 1.8. A run of another server is refused."""
+    eagle3 = {1: 1.8, 32: 1.1, 128: 0.8}
+    run = write_run(tmp_path / "run", {"baseline": even(1.0), "eagle3": eagle3, "dynamic": even(1.0)})
+    upstream = write_run(tmp_path / "up", {"baseline": even(0.5), "eagle3": {1: 0.85, 32: 0.55, 128: 0.25}})
+    with pytest.raises(UserError, match="no server with --speculative-adaptive"):
+        upstream_beside(run, upstream)
+    upstream = adaptive(upstream)
+    throughput, alone = upstream_beside(run, upstream)
+    assert [point.ratio for point in throughput.points] == pytest.approx([1.7 / 1.8, 1.0, 0.5])
+    assert (throughput.run, throughput.claim, throughput.met) == ("up", "upstream", False)
+    assert alone.geometric_mean == pytest.approx(1.8 / 1.7)
+    assert not alone.met
+    assert main([str(run.path), "--upstream", str(upstream.path)]) == 0
+
+
+def adaptive(run: RunFolder) -> RunFolder:
+    """The run with SGLang's adaptive mode on its EAGLE-3 server."""
+    server = ServerRecord("1@2", "http://127.0.0.1:1", arguments=("--speculative-adaptive",))
+    changed = msgspec.structs.replace(
+        run.manifest,
+        servers={"1@2": server},
+        variants=run.manifest.variants | {"eagle3": VariantRecord("1@2", "baseline")},
+    )
+    (run.path / "manifest.json").write_bytes(msgspec.json.encode(changed))
+    return RunFolder(run.path)
 
 
 def test_scatter_is_that_of_all_levels() -> None:

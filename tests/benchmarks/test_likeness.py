@@ -1,0 +1,99 @@
+"""Divergence and acceptance: exact tests by hand, waves, and a draft that got worse."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from benchmarks.likeness import accepted, answers, bodies, compared, diverged, verified
+from harness.config import make_config
+from harness.endpoint import Endpoint
+from harness.errors import UserError
+from harness.proof import Steps
+
+
+def test_divergence_is_compared_request_by_request() -> None:
+    """By hand: of 8 that diverged on one only, 7 or more by chance in 9 of 256 cases; without switches, nothing."""
+    static = [True] * 10 + [True] + [False] * 7 + [False] * 2
+    dynamic = [True] * 10 + [False] + [True] * 7 + [False] * 2
+    found = compared(static, dynamic, switches=4)
+    assert (found.answers, found.static, found.dynamic) == (20, 11, 17)
+    assert (found.only_static, found.only_dynamic, found.met) == (1, 7, False)
+    assert found.p == pytest.approx(9 / 256)
+    assert compared(static, static, switches=4).met
+    assert not compared(static, static, switches=0).met
+    assert compared(dynamic, static, switches=1).p > 0.9
+
+
+def steps(accept: float, batch: int = 4, count: int = 100) -> Steps:
+    """A slice in which every verify step brought so many tokens per request, beside some plain steps."""
+    by_batch = {(batch, "on"): (count, round(accept * batch * count), 1.0), (batch, "off"): (9, 36, 0.1)}
+    return Steps(on=count, off=9, switches=0, ungated=0, by_batch=by_batch)
+
+
+def test_an_equal_draft_agrees_and_a_worse_one_does_not() -> None:
+    """Slices around 2.5 on both sides agree; a tenth less does not; the steps are those that speculated."""
+    before = [steps(2.5 + d) for d in (-0.02, 0.01, 0.0, 0.02, -0.01)]
+    same = accepted(before, [steps(2.5 + d) for d in (0.02, -0.02, 0.01, 0.0, -0.01)])
+    assert (same.before, same.after, same.met) == (pytest.approx(2.5), pytest.approx(2.5), True)
+    assert same.verify_steps == (500, 500)
+    assert same.off_periods == 5
+    worse = accepted(before, [steps(2.4 + d) for d in (-0.02, 0.01, 0.0, 0.02, -0.01)])
+    assert worse.high < 0
+    assert not worse.met
+    assert verified(steps(2.0, batch=3, count=7)) == 21
+    with pytest.raises(UserError, match="fewer than two"):
+        accepted(before, before[:1])
+
+
+@contextmanager
+def echoing() -> Iterator[tuple[str, list[int]]]:
+    """A server that answers with the number of its prompt tokens, and notes how many it answers at once."""
+    lock, running, most = threading.Lock(), [0], [0]
+    together = threading.Barrier(3)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            assert body["stream"] is False
+            with lock:
+                running[0] += 1
+                most[0] = max(most[0], running[0])
+            together.wait(30)
+            with lock:
+                running[0] -= 1
+            reply = json.dumps({"output_ids": [len(body["input_ids"]), sum(body["input_ids"])]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *words: object) -> None:
+            """Nothing on standard error."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", most
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_answers_come_in_waves_and_in_order() -> None:
+    """Three at once, never more; two askings give the same, request by request."""
+    config = make_config({"sim": "x", "variants": ["eagle3"], "input_tokens": 8, "random_range_ratio": 0.5})
+    requests = bodies(config, 6)
+    with echoing() as (url, most):
+        first, second = (answers(Endpoint(url), requests, 3) for _ in range(2))
+    assert most == [3]
+    assert first == second
+    assert [tokens[0] for tokens in first] == [len(json.loads(body)["input_ids"]) for body in requests]
+    assert diverged(first, [*second[:5], (1, 2)]) == [False] * 5 + [True]
