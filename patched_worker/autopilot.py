@@ -138,7 +138,7 @@ class Autopilot:
         self._leading = leading
         self._switchback = Switchback(seed)
         self._verdict: Verdict | None = None
-        self._placed_on: int | None = None
+        self._placed_se: float | None = None
         threshold = START_THRESHOLD if start.threshold is None else start.threshold
         threshold = self.order.bounds.clamp(threshold)
         self.plan = Plan(threshold, resume_at(threshold))
@@ -161,7 +161,7 @@ class Autopilot:
         self._held = True
         if policy.threshold is not None:
             self.plan = replace(self.plan, threshold=policy.threshold, resume_at=resume_at(policy.threshold))
-        self._placed_on = None
+        self._placed_se = None
         self._dwell = policy.min_dwell
         self._gate = Gate(policy, self.num_steps)
         self._switchback.reset()
@@ -203,8 +203,8 @@ class Autopilot:
 
     def _tick(self) -> None:
         if self._leading:
-            self._verdict = decide(self.evidence, self.plan, self.order.bounds, self._placed_on)
-            self._placed_on = self._verdict.placed_on
+            self._verdict = decide(self.evidence, self.plan, self.order.bounds, self._placed_se)
+            self._placed_se = self._verdict.placed_se
             numbers = self._verdict.plan.numbers()
         else:
             numbers = self.plan.numbers()

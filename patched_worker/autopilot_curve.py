@@ -115,27 +115,31 @@ class Curve:
 
 def curve_of(evidence: Evidence) -> Curve | None:
     """The curve that the evidence gives now; None where it has no place or no speculative step yet."""
-    accept, saving = evidence.accept, evidence.prefills.saving
-    nodes = [
-        Node(
-            place.octave,
-            place.cost_ratio - math.log1p(saving(2**place.octave, accept.mean, place.off_tok_per_s)),
-            uncertainty(place, evidence.now_s, evidence.context),
-        )
-        for place in evidence.places
-        if place.cost.count >= 2
-    ]
-    if not nodes or accept.count < 2 or accept.mean <= 0:
+    accept, known = evidence.accept, [place for place in evidence.places if place.cost.count >= 2]
+    if not known or accept.mean <= 0:
         return None
-    smooth = smoothed(nodes)
+    savings = [evidence.prefills.saving(2**place.octave, accept.mean, place.off_tok_per_s) for place in known]
+    smooth = smoothed(
+        [
+            Node(
+                place.octave,
+                place.cost_ratio - math.log1p(saving.value),
+                uncertainty(place, evidence.now_s, evidence.context),
+            )
+            for place, saving in zip(known, savings, strict=True)
+        ]
+    )
     benefit, variance = math.log(accept.mean), accept.variance() / accept.mean**2
+    # the same prefills are in all of them: neighbours do not make this error smaller
+    shared = [saving.se / (1.0 + saving.value) for saving in savings]
     low, high = smooth[0].octave, smooth[-1].octave
     points, octave, index = [], low - REACH, 0
     while octave <= high + REACH + 1e-9:
         while index + 1 < len(smooth) and smooth[index + 1].octave < octave:
             index += 1
         cost, cost_variance = _between(smooth, index, octave)
-        points.append(Point(octave, benefit - cost, math.sqrt(variance + cost_variance)))
+        saved_se = max(shared[index : index + 2])
+        points.append(Point(octave, benefit - cost, math.sqrt(variance + cost_variance + saved_se**2)))
         octave += GRID
     return Curve(tuple(points), low, high)
 

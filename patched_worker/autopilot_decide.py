@@ -2,8 +2,8 @@
 
 The threshold is wrong where speculation clearly loses at a batch that speculates, or clearly gains at one that does
 not: by more than MARGIN even if the error is SIGMAS standard errors. Then, and only then, it moves to the present best
-cut. One that was placed on few comparisons is placed again when there are twice as many: the better estimate is the
-better place, also where the two do not differ beyond the noise, and it happens twice at most. Batches where nothing was
+cut. One that was placed with a larger standard error than PLACED_SE is placed again when the error is half of that: the
+better estimate is the better place, also where the two do not differ beyond the noise. Batches where nothing was
 measured have no say. Speculation is never given up at batch 1 on less than LONE_TRIPLES measurements there and
 LONE_SIGMAS standard errors.
 """
@@ -19,7 +19,7 @@ from patched_worker.switchback import BINS, Plan
 
 MARGIN = 0.006  # log of throughput
 SIGMAS = 3.0
-REFINE_LEAST, REFINE_MOST = 32, 48  # comparisons: there must be so many, and it was placed on fewer than so many
+PLACED_SE = 0.02  # of the gain at the threshold: good enough to leave it where it is
 LONE_SIGMAS, LONE_TRIPLES = 4.0, 8
 NEAR_GAIN = 0.04  # both states are worth about the same below this
 CERTAIN_SIGMAS, CERTAIN_SE = 4.0, 0.1  # then a place needs no triples of its own
@@ -60,53 +60,47 @@ class Verdict:
         reason: why its threshold differs from the one before; None where it does not.
         curve: what it rests on; None while too little is known.
         pivot: log2 of the batch where the curve turns from gain to loss.
-        placed_on: comparisons that there were when the threshold was placed; None where somebody else placed it.
+        placed_se: standard error of the gain there when the threshold was placed; None where somebody else placed it.
     """
 
     plan: Plan
     reason: str | None = None
     curve: Curve | None = None
     pivot: float = math.nan
-    placed_on: int | None = None
+    placed_se: float | None = None
 
 
-def decide(evidence: Evidence, plan: Plan, bounds: Bounds, placed_on: int | None = None) -> Verdict:
+def decide(evidence: Evidence, plan: Plan, bounds: Bounds, placed_se: float | None = None) -> Verdict:
     """The next plan.
 
     Args:
         evidence: all of it.
         plan: the present one.
         bounds: of the threshold.
-        placed_on: comparisons that there were when the threshold was placed; None where somebody else placed it.
+        placed_se: standard error of the gain there when the threshold was placed; None where somebody else placed it.
     """
     curve = curve_of(evidence)
     threshold = bounds.clamp(plan.threshold)
     if curve is None:
         reason = None if threshold == plan.threshold else "the bounds changed"
-        return Verdict(make_plan(threshold, evidence, None), reason, placed_on=placed_on)
+        return Verdict(make_plan(threshold, evidence, None), reason, placed_se=placed_se)
     pivot = curve.best_cut()
     wanted, reason = threshold, None if threshold == plan.threshold else "the bounds changed"
     target = bounds.clamp(_guarded(_target(curve, pivot), curve, evidence))
     wrong = wrong_at(curve, threshold)
-    if wrong is None and threshold and target and better_known(evidence.triples, placed_on):
-        wrong = curve.at(math.log2(threshold))
-        placed_on = evidence.triples
+    if wrong is None and threshold and target and placed_se is not None and placed_se > PLACED_SE:
+        here = curve.at(math.log2(threshold))
+        if here.se <= placed_se / 2:
+            wrong, placed_se = here, here.se
     if wrong is not None and (target > threshold) == (wrong.gain > 0) and target != threshold:
         wanted, reason = target, _reason(threshold, target, wrong, curve, evidence)
-        placed_on = evidence.triples
-    return Verdict(make_plan(wanted, evidence, curve), reason, curve, pivot, placed_on)
+        placed_se = curve.at(math.log2(max(1, wanted))).se
+    return Verdict(make_plan(wanted, evidence, curve), reason, curve, pivot, placed_se)
 
 
 def resume_at(threshold: int) -> int:
     """Closer than the default: the pivot is known, and a wide gap costs what it leaves off."""
     return threshold if threshold <= 1 else max(1, threshold - max(1, threshold // RESUME_SHARE))
-
-
-def better_known(comparisons: int, placed_on: int | None) -> bool:
-    """Whether a threshold that was placed on few comparisons has by now twice as many."""
-    if placed_on is None or placed_on >= REFINE_MOST:
-        return False
-    return comparisons >= max(REFINE_LEAST, 2 * placed_on)
 
 
 def wrong_at(curve: Curve, threshold: int) -> Point | None:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from patched_worker.autopilot_level import Kind, Level, Scatter
-from patched_worker.autopilot_prefill import Prefills
+from patched_worker.autopilot_prefill import MEMORY, Prefills
 from patched_worker.steptrace import StepRecord
 from patched_worker.switchback import BINS, SETTLE_STEPS, bin_of
 
@@ -110,6 +110,7 @@ class Evidence:
 
     Args:
         accept, cost: how acceptance and cost ratios are remembered.
+        prefill_memory: kept of the prefills' cost per prefill.
 
     Attributes:
         now_s: seconds of steps and prefills so far; its clock, which stands still while the server is idle.
@@ -121,11 +122,11 @@ class Evidence:
         triples, breaks: how many A B A there were, and how often a level broke.
     """
 
-    def __init__(self, accept: Kind = ACCEPT, cost: Kind = COST) -> None:
+    def __init__(self, accept: Kind = ACCEPT, cost: Kind = COST, prefill_memory: float = MEMORY) -> None:
         self.now_s = 0.0
         self.accept = Level(accept)
         self.lone_on = Level(LONE)
-        self.prefills = Prefills()
+        self.prefills = Prefills(prefill_memory)
         scatter = Scatter(cost)
         self.places = [Place(index, cost, scatter) for index in range(BINS)]
         self.context = 0.0
@@ -148,6 +149,8 @@ class Evidence:
         self.prefills.add(record)
         if drafts:
             self._count(batch, record)
+        elif self._block_steps:
+            self._counted()  # a flipped block is news by itself; what follows it may be much later
         self._frame(record, drafts > 0)
 
     # ---- acceptance
@@ -159,8 +162,10 @@ class Evidence:
         if batch == 1 and not record.prefill_s:
             self._lone_tokens += record.tokens
             self._lone_s += record.seconds
-        if self._request_steps < ACCEPT_BLOCK and self._block_steps < ACCEPT_BLOCK_STEPS:
-            return
+        if self._request_steps >= ACCEPT_BLOCK or self._block_steps >= ACCEPT_BLOCK_STEPS:
+            self._counted()
+
+    def _counted(self) -> None:
         self.breaks += self.accept.add(self._tokens / self._request_steps, self._request_steps, self.now_s)
         if self._lone_tokens:
             self.lone_on.add(self._lone_s / self._lone_tokens, self._lone_tokens, self.now_s)

@@ -99,27 +99,36 @@ class Level:
         self.weight = 0.0
         self.count = 0  # observations since the last break
         self.at_s = 0.0  # of the last observation
-        self._run: deque[tuple[float, float, float]] = deque(maxlen=kind.break_runs[-1])
+        self._run: deque[tuple[float, float, float, float]] = deque(maxlen=kind.break_runs[-1])
         self._before = 0.0
         self._local = 0.0  # mean of the observations just before
         self._swing = kind.swing_sd**2  # variance of that around the mean, beyond its error
         self._watched_s = SWING_PRIOR_S
-        self._since_s = 0.0  # of the last break
 
     def variance(self) -> float:
         """Of the mean; infinite without observations."""
         if self.weight <= 0.0:
             return math.inf
-        variance = self.scatter.variance * self.scatter.inflation / self.weight
-        if self.kind.swing_s:
-            remembered_s = min(self.at_s - self._since_s, self.kind.half_life_s / math.log(2))
-            variance += max(0.0, self._swing) / (1.0 + remembered_s / self.kind.swing_s)
-        return variance
+        return self._unit / self.weight
 
     def widen(self, variance: float) -> None:
         """What is known holds only to within this much more: later observations count for more."""
-        unit = self.scatter.variance * self.scatter.inflation
-        self.weight /= 1.0 + self.weight * variance / unit
+        self.weight /= 1.0 + self.weight * variance / self._unit
+
+    @property
+    def _unit(self) -> float:
+        """Variance that a weight of 1 stands for in the mean."""
+        return self.scatter.noise if self.kind.swing_s else self.scatter.variance * self.scatter.inflation
+
+    def _counts(self, weight: float, passed_s: float) -> float:
+        """What an observation weighs in the mean.
+
+        A swing is common to all observations within `swing_s`: a hundred of them in a second say little more than one.
+        """
+        if not self.kind.swing_s or self._swing <= 0.0:
+            return weight
+        swings = min(max(passed_s, 1e-9) / self.kind.swing_s, 1.0)
+        return 1.0 / (1.0 / weight + self._swing / (self.scatter.noise * swings))
 
     def add(self, value: float, weight: float, now_s: float) -> bool:
         """Take an observation.
@@ -139,9 +148,11 @@ class Level:
             self._restart([(value, weight)])
             return False
         deviation = value - self.mean
-        spread = self.scatter.variance * (1.0 / weight + 1.0 / max(self.weight, 1e-9))
+        counts = self._counts(weight, passed_s)
+        own = self.scatter.noise if self.kind.swing_s else self.scatter.variance
+        spread = own * (1.0 / weight + 1.0 / max(self.weight, 1e-9)) + max(0.0, self._swing)
         limit = self.kind.outlier_sigmas * math.sqrt(spread)
-        self._run.append((value, weight, self.mean + min(max(deviation, -limit), limit)))
+        self._run.append((value, weight, counts, self.mean + min(max(deviation, -limit), limit)))
         if run := self._break():
             self._restart(run)
             return True
@@ -157,8 +168,8 @@ class Level:
         self._before = residual
         if self.kind.swing_s:
             self._swung(weight, passed_s)
-        self.weight += weight
-        self.mean += deviation * weight / self.weight
+        self.weight += counts
+        self.mean += deviation * counts / self.weight
         self.count += 1
         return False
 
@@ -178,10 +189,10 @@ class Level:
         kind, total, weight, length = self.kind, 0.0, 0.0, 0
         absorbed, absorbed_weight = 0.0, 0.0
         noise, swing = self.scatter.noise, max(0.0, self._swing)
-        for _, share, cut in reversed(self._run):
+        for _, share, counts, cut in reversed(self._run):
             total, weight, length = total + cut * share, weight + share, length + 1
             if length > 1:
-                absorbed, absorbed_weight = absorbed + cut * share, absorbed_weight + share
+                absorbed, absorbed_weight = absorbed + cut * counts, absorbed_weight + counts
             if length not in kind.break_runs or length > self.count:
                 continue
             rest = self.weight - absorbed_weight
@@ -190,13 +201,14 @@ class Level:
             shift = total / weight - (self.mean * self.weight - absorbed) / rest
             spread = math.sqrt(noise * (1.0 / weight + 1.0 / rest) + swing)
             if abs(shift) > max(kind.break_size, kind.break_sigmas * spread):
-                return [(value, share) for value, share, _ in self._run][-length:]
+                return [(value, share) for value, share, _, _ in self._run][-length:]
         return []
 
     def _restart(self, values: list[tuple[float, float]]) -> None:
-        self.weight = sum(w for _, w in values)
-        self.mean = sum(v * w for v, w in values) / self.weight
+        weight = sum(w for _, w in values)
+        self.mean = sum(v * w for v, w in values) / weight
+        self.weight = self._counts(weight, math.inf)
         self.count = len(values)
-        self._local, self._since_s = self.mean, self.at_s
+        self._local = self.mean
         self._before = 0.0
         self._run.clear()

@@ -9,6 +9,7 @@ of a prefill's time is paid less often. With short prompts that is half a percen
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from patched_worker.steptrace import StepRecord
 
@@ -16,39 +17,60 @@ MEMORY = 0.99  # kept per prefill: prompts of another length make the old ones w
 LEAST_PREFILLS = 32.0
 
 
-class Prefills:
-    """Regresses the seconds of a prefill on its requests, and counts requests per output token."""
+class Estimate(NamedTuple):
+    """A value and its standard error."""
 
-    def __init__(self) -> None:
+    value: float
+    se: float
+
+
+UNKNOWN = Estimate(0.0, 0.0)
+
+
+class Prefills:
+    """Regresses the seconds of a prefill on its requests, and counts requests per output token.
+
+    Args:
+        memory: kept per prefill.
+    """
+
+    def __init__(self, memory: float = MEMORY) -> None:
+        self._memory = memory
         self._tokens = 0.0
-        self._count = self._joined = self._seconds = self._squares = self._products = 0.0
+        self._count = self._joined = self._seconds = 0.0
+        self._joined_squares = self._products = self._seconds_squares = 0.0
 
     def add(self, record: StepRecord) -> None:
         """Take one decode step and the prefill before it."""
         self._tokens += record.tokens
         if not record.joined:
             return
-        joined, seconds = record.joined, record.prefill_s
-        self._tokens *= MEMORY
-        self._count = self._count * MEMORY + 1
-        self._joined = self._joined * MEMORY + joined
-        self._seconds = self._seconds * MEMORY + seconds
-        self._squares = self._squares * MEMORY + joined * joined
-        self._products = self._products * MEMORY + joined * seconds
+        joined, seconds, memory = record.joined, record.prefill_s, self._memory
+        self._tokens *= memory
+        self._count = self._count * memory + 1
+        self._joined = self._joined * memory + joined
+        self._seconds = self._seconds * memory + seconds
+        self._joined_squares = self._joined_squares * memory + joined * joined
+        self._products = self._products * memory + joined * seconds
+        self._seconds_squares = self._seconds_squares * memory + seconds * seconds
 
     @property
-    def fixed_s(self) -> float:
+    def fixed_s(self) -> Estimate:
         """Seconds of a prefill that do not depend on how many requests are in it; 0 while that is not known."""
-        if self._count < LEAST_PREFILLS:
-            return 0.0
-        joined, seconds = self._joined / self._count, self._seconds / self._count
-        spread = self._squares / self._count - joined * joined
+        count = self._count
+        if count < LEAST_PREFILLS:
+            return UNKNOWN
+        joined, seconds = self._joined / count, self._seconds / count
+        spread = self._joined_squares / count - joined * joined
         if spread <= 0.0:
-            return 0.0
-        slope = (self._products / self._count - joined * seconds) / spread
-        return min(max(0.0, seconds - max(0.0, slope) * joined), seconds)
+            return UNKNOWN
+        together = self._products / count - joined * seconds
+        slope = together / spread
+        scatter = self._seconds_squares / count - seconds * seconds - slope * together
+        se = math.sqrt(max(0.0, scatter) * (1.0 + joined * joined / spread) / (count - 2.0))
+        return Estimate(min(max(0.0, seconds - max(0.0, slope) * joined), seconds), se)
 
-    def saving(self, batch: float, accept_len: float, off_tok_per_s: float) -> float:
+    def saving(self, batch: float, accept_len: float, off_tok_per_s: float) -> Estimate:
         """Seconds per output token that prefills take less with speculation, as a share of a plain token's decode time.
 
         Args:
@@ -56,10 +78,11 @@ class Prefills:
             off_tok_per_s: tokens per second of decode time at this batch without speculation.
         """
         if not self._tokens or accept_len <= 0.0:
-            return 0.0
-        per_token = self._joined / self._tokens
+            return UNKNOWN
+        per_token, fixed_s = self._joined / self._tokens, self.fixed_s
         fewer = _batches(per_token * batch) - _batches(per_token * batch * accept_len)
-        return per_token * self.fixed_s * fewer * off_tok_per_s
+        share = per_token * fewer * off_tok_per_s
+        return Estimate(share * fixed_s.value, abs(share) * fixed_s.se)
 
 
 def _batches(requests: float) -> float:

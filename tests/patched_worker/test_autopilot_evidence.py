@@ -90,6 +90,15 @@ def test_acceptance_comes_from_every_speculative_step() -> None:
     assert evidence.accept.mean == pytest.approx(2.0)
 
 
+def test_a_flipped_block_is_an_observation_of_acceptance_by_itself() -> None:
+    """The next one may be seconds away: better drafts must not wait for it."""
+    evidence = Evidence()
+    for record in [step(False, 0.006)] * 12 + [step(True, 0.009, flipped=True)] * 8 + [step(False, 0.006)]:
+        evidence.add(record)
+
+    assert (evidence.accept.count, evidence.accept.mean) == (1, 2.0)
+
+
 def test_a_lone_user_is_watched() -> None:
     """Seconds per token at batch 1 with speculation."""
     evidence = Evidence()

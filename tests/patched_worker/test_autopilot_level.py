@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -102,3 +103,14 @@ def test_which_requests_happen_to_run_is_no_break_and_a_change_is_one() -> None:
     assert abs(level.mean - 2.0) < 4 * math.sqrt(level.variance())
     assert swinging(1.6, 0.06, 40, level, 7200) == 1
     assert level.mean == pytest.approx(1.6, abs=0.1)
+
+
+def test_many_observations_within_one_swing_are_hardly_more_than_one() -> None:
+    """A minute of four in a second, then a minute of one in five seconds: the later one counts for about as much."""
+    level = Level(replace(ACCEPT, half_life_s=math.inf, break_sigmas=math.inf))
+    swinging(2.0, 0.06, 240, level)
+    before = level.mean
+    for index in range(12):
+        level.add(before - 0.1, 384.0, 65.0 + 5 * index)
+
+    assert 0.03 < before - level.mean < 0.07

@@ -32,8 +32,8 @@ def test_the_saving_is_what_counting_gives() -> None:
     on_s, on_tokens = traffic(2, 20_000, prefills)
 
     counted = (off_s / off_tokens - on_s / on_tokens) / 0.0002
-    assert prefills.fixed_s == pytest.approx(FIXED_S, rel=0.1)
-    assert prefills.saving(BATCH, 2.0, 5000.0) == pytest.approx(counted, rel=0.25)
+    assert prefills.fixed_s.value == pytest.approx(FIXED_S, rel=0.1)
+    assert prefills.saving(BATCH, 2.0, 5000.0).value == pytest.approx(counted, rel=0.25)
     assert counted > 0.02
 
 
@@ -42,7 +42,7 @@ def test_without_speculative_gain_nothing_is_saved() -> None:
     prefills = Prefills()
     traffic(2, 2000, prefills)
 
-    assert prefills.saving(BATCH, 1.0, 5000.0) == 0.0
+    assert prefills.saving(BATCH, 1.0, 5000.0).value == 0.0
 
 
 @pytest.mark.parametrize("joined", [(1,), (0,)])
@@ -52,4 +52,33 @@ def test_what_is_not_known_is_no_saving(joined: tuple[int, ...]) -> None:
     for count in joined * 500:
         prefills.add(StepRecord(BATCH, 0, 3, False, False, BATCH, 0.01, 0.012 * count, count))
 
-    assert prefills.saving(BATCH, 2.0, 5000.0) == 0.0
+    assert prefills.saving(BATCH, 2.0, 5000.0) == (0.0, 0.0)
+
+
+def test_its_error_is_how_far_it_is_off() -> None:
+    """Over many stretches of traffic with prompts of all lengths."""
+    off = []
+    for seed in range(200):
+        source, prefills = random.Random(seed), Prefills(memory=1.0)
+        for _ in range(100):
+            joined = source.choice((1, 1, 2, 3))
+            prefill_s = FIXED_S + EACH_S * joined + source.gauss(0.0, 0.002)
+            prefills.add(StepRecord(BATCH, 0, 3, False, False, BATCH, 0.01, prefill_s, joined))
+        fixed_s = prefills.fixed_s
+        off.append((fixed_s.value - FIXED_S) / fixed_s.se)
+
+    assert sum(z * z for z in off) / len(off) == pytest.approx(1.0, rel=0.4)
+
+
+def test_a_hundred_prefills_are_remembered_or_all() -> None:
+    """Prompts that have become four times as long count alone on a live server, and with the others in a trace."""
+    live, trace = Prefills(), Prefills(memory=1.0)
+    for each_s in (EACH_S, 4 * EACH_S):
+        for index in range(1000):
+            joined = 1 + index % 3
+            for prefills in (live, trace):
+                step = StepRecord(BATCH, 0, 3, False, False, BATCH, 0.01, 5 * each_s + each_s * joined, joined)
+                prefills.add(step)
+
+    assert live.fixed_s.value == pytest.approx(20 * EACH_S, rel=0.01)
+    assert trace.fixed_s.value == pytest.approx(12.5 * EACH_S, rel=0.01)
