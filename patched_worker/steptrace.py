@@ -1,7 +1,7 @@
 """One compact record per decode step, written to a file.
 
 The file is one line of JSON (schema, number of draft steps, what made it) and then RECORD after RECORD, little-endian,
-20 bytes each, until the end. `tuner.replay` reads it. Writing stops at MAX_FILE_BYTES; a write that fails ends the
+22 bytes each, until the end. `tuner.replay` reads it. Writing stops at MAX_FILE_BYTES; a write that fails ends the
 file and never the server. SGLang ends its schedulers with SIGKILL, so that nothing can be written at the end: records
 wait for few others, and what is lost is less than FLUSH_STEPS of them.
 """
@@ -19,13 +19,14 @@ logger = logging.getLogger(__name__)
 
 # Format history. A reader refuses another number.
 #   1  first format
-TRACE_SCHEMA = 1
+#   2  requests in the prefills
+TRACE_SCHEMA = 2
 TRACE_KIND = "specpivot-steps"
-RECORD = struct.Struct("<HBBIIff")  # batch, flags, draft steps, context, tokens, seconds, prefill_s
+RECORD = struct.Struct("<HBBIIffH")  # batch, flags, draft steps, context, tokens, seconds, prefill_s, joined
 FLIPPED, AFTER_IDLE = 1, 2
 FLUSH_STEPS = 32  # that one write takes; a larger write makes its step late
 MAX_FILE_BYTES = 1 << 28
-_MAX_BATCH, _MAX_COUNT = 0xFFFF, 0xFFFFFFFF
+_MAX_REQUESTS, _MAX_COUNT = 0xFFFF, 0xFFFFFFFF
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class StepRecord:
         tokens: output tokens; less than 0 until they are known.
         seconds: from its start to the next step, prefill or idleness; less than 0 until it is known.
         prefill_s: seconds of the prefills between the step before and this one; 0: there was none.
-        joined: requests in those prefills, one that took several of them once; not in the file.
+        joined: requests in those prefills, one that took several of them once.
     """
 
     batch: int
@@ -58,15 +59,16 @@ class StepRecord:
 def packed(record: StepRecord) -> bytes:
     """The record's bytes; what does not fit its field is cut to the largest that does."""
     flags = (FLIPPED if record.flipped else 0) | (AFTER_IDLE if record.after_idle else 0)
-    batch, context = min(record.batch, _MAX_BATCH), min(record.context, _MAX_COUNT)
-    return RECORD.pack(batch, flags, record.drafts, context, record.tokens, record.seconds, record.prefill_s)
+    batch, joined = min(record.batch, _MAX_REQUESTS), min(record.joined, _MAX_REQUESTS)
+    context = min(record.context, _MAX_COUNT)
+    return RECORD.pack(batch, flags, record.drafts, context, record.tokens, record.seconds, record.prefill_s, joined)
 
 
 def unpacked(body: bytes | bytearray | memoryview) -> list[StepRecord]:
     """The records in `body`, a multiple of RECORD.size bytes long."""
     return [
-        StepRecord(batch, context, drafts, bool(flags & FLIPPED), bool(flags & AFTER_IDLE), tokens, seconds, prefill_s)
-        for batch, flags, drafts, context, tokens, seconds, prefill_s in RECORD.iter_unpack(body)
+        StepRecord(batch, context, drafts, bool(flags & FLIPPED), bool(flags & AFTER_IDLE), tokens, seconds, *prefills)
+        for batch, flags, drafts, context, tokens, seconds, *prefills in RECORD.iter_unpack(body)
     ]
 
 

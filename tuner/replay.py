@@ -3,7 +3,8 @@
 A trace has one record per decode step (`patched_worker.steptrace`). Where the autopilot ran, also in dry-run, blocks in
 both states stand side by side at the same batch; the worker's own estimator makes the gain curve from them and forgets
 nothing. A trace of a server whose threshold was set now and then will do where both states came at the same batches.
-Time spent at each batch is taken as given, since users decide it; only decode time counts, prefills are the same.
+Time spent at each batch is taken as given, since users decide it; only decode time counts, and what speculation saves
+in prefills is taken for decode time that it saves.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def replay(records: Sequence[StepRecord], name: str) -> Replay:
 def gathered(records: Sequence[StepRecord]) -> Evidence:
     """The autopilot's evidence over a whole trace: nothing is forgotten, nothing counts as broken."""
     accept, cost = (replace(kind, half_life_s=math.inf, break_sigmas=math.inf) for kind in (ACCEPT, COST))
-    evidence = Evidence(accept, cost)
+    evidence = Evidence(accept, cost, prefill_memory=1.0)
     for record in records:
         evidence.add(record)
     evidence.now_s = evidence.context = 0.0  # age and context of a place are no reason to doubt it here

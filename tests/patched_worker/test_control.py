@@ -12,7 +12,7 @@ from patched_worker.control import Control, Identity
 from patched_worker.policy import DWELL_KEY, RESUME_KEY, THRESHOLD_KEY, Policy, Rung, to_wire
 from patched_worker.settings import Refusal
 from patched_worker.stepcount import Step
-from patched_worker.steptrace import Trace, unpacked
+from patched_worker.steptrace import RECORD, Trace, unpacked
 
 IDENTITY = Identity("sglang.Worker", "patched_worker.eagle_v2", "0.5.16", "0123456789ab")
 DRAFT_TOKENS = 4
@@ -335,5 +335,5 @@ def test_an_idle_server_has_its_trace_on_disk(tmp_path: Path) -> None:
     control.idle()
 
     assert (tmp_path / "t").read_bytes().count(b"\n") >= 1
-    assert len((tmp_path / "t").read_bytes().partition(b"\n")[2]) == 3 * 20
+    assert len((tmp_path / "t").read_bytes().partition(b"\n")[2]) == 3 * RECORD.size
     trace.close()

@@ -12,23 +12,23 @@ from patched_worker import steptrace
 from patched_worker.steptrace import RECORD, StepRecord, Trace, packed, unpacked
 
 STEP = StepRecord(
-    batch=64, context=20000, drafts=3, flipped=True, after_idle=False, tokens=150, seconds=0.5, prefill_s=0.25
+    batch=64, context=20000, drafts=3, flipped=True, after_idle=False, tokens=150, seconds=0.5, prefill_s=0.25, joined=2
 )
 
 
-def test_a_record_is_twenty_bytes_and_comes_back() -> None:
+def test_a_record_is_22_bytes_and_comes_back() -> None:
     """Every field, both flags."""
-    other = replace(STEP, flipped=False, after_idle=True, drafts=0, prefill_s=0.0)
+    other = replace(STEP, flipped=False, after_idle=True, drafts=0, prefill_s=0.0, joined=0)
 
-    assert RECORD.size == 20
+    assert RECORD.size == 22
     assert unpacked(packed(STEP) + packed(other)) == [STEP, other]
 
 
 def test_counts_too_large_for_their_field_are_cut() -> None:
     """A record must never end a server."""
-    (found,) = unpacked(packed(replace(STEP, batch=10**6, context=10**12)))
+    (found,) = unpacked(packed(replace(STEP, batch=10**6, joined=10**6, context=10**12)))
 
-    assert (found.batch, found.context) == (0xFFFF, 0xFFFFFFFF)
+    assert (found.batch, found.joined, found.context) == (0xFFFF, 0xFFFF, 0xFFFFFFFF)
 
 
 def test_a_server_that_is_killed_loses_few_steps(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_the_file_holds_a_header_and_the_records(tmp_path: Path) -> None:
     trace.close()
     header, _, body = file.read_bytes().partition(b"\n")
 
-    assert json.loads(header) == {"kind": "specpivot-steps", "schema": 1, "num_steps": 3}
+    assert json.loads(header) == {"kind": "specpivot-steps", "schema": 2, "num_steps": 3}
     assert unpacked(body) == [STEP] * 3
 
 

@@ -88,6 +88,23 @@ def test_both_states_at_other_times_will_do_with_a_warning(tmp_path: Path) -> No
     assert 16 < found.threshold < 100
 
 
+def test_prefills_that_speculation_saves_count(trace: Path) -> None:
+    """The same steps with prefills of one and of two requests that cost the same: the gain is higher for them."""
+    bare, records = replay(read_trace(trace), "steps"), read_trace(trace)
+    for index, record in enumerate(records):
+        if index % 40 == 39 and not record.flipped:
+            record.prefill_s, record.joined = 0.02, 1 + index // 40 % 2
+    found = replay(records, "steps")
+    before, after = ({gain.batch: gain.ratio for gain in one.gains} for one in (bare, found))
+    common = before.keys() & after.keys()
+
+    assert len(common) >= 3
+    assert all(after[batch] > before[batch] for batch in common)
+    best, was = found.candidates[-1], bare.candidates[-1]
+    assert best.threshold is was.threshold is None
+    assert best.tok_per_s > was.tok_per_s
+
+
 def test_one_state_only_is_not_enough(tmp_path: Path) -> None:
     """What the other would have brought, nobody knows; the line says how to record it."""
     file = recorded(
@@ -112,10 +129,10 @@ def test_gain_at_every_batch_means_never_disable_as_far_as_is_known(tmp_path: Pa
         (b"", "no step trace"),
         (b"\x00\x01" * 50, "no step trace"),
         (b"[1]\n", "no step trace"),
-        (b'{"kind": "specpivot-steps", "schema": 2}\n', "schema 2"),
-        (b'{"kind": "specpivot-steps", "schema": 1}\n', "holds no step"),
-        (b'{"kind": "specpivot-steps", "schema": 1}\n' + b"\xff" * 20, "damaged at step 0"),
-        (b'{"kind": "specpivot-steps", "schema": 1}\n' + bytes(20), "damaged at step 0"),
+        (b'{"kind": "specpivot-steps", "schema": 1}\n', "schema 1"),
+        (b'{"kind": "specpivot-steps", "schema": 2}\n', "holds no step"),
+        (b'{"kind": "specpivot-steps", "schema": 2}\n' + b"\xff" * 22, "damaged at step 0"),
+        (b'{"kind": "specpivot-steps", "schema": 2}\n' + bytes(22), "damaged at step 0"),
     ],
 )
 def test_bad_files_are_refused_in_words(tmp_path: Path, body: bytes, match: str) -> None:
