@@ -8,9 +8,10 @@ and the context of every step, and by the static choices: always and never. Peop
 standard output is one compact JSON document. Figures per scenario, over the seeds:
 
     moved_s            seconds from a drift to the first move the right way (bar: 60); the slowest
+    moved_load_s       of these, those in which there were as many users as make that move matter
     oracle_share       throughput / the oracle's, from 60 s after each drift (or from 60 s) to the next (bar: 0.97)
     static_share       worst two minutes' throughput / the better static choice's in those two minutes (bar: 0.97);
-                       static_start_share: of the first two
+                       static_start_share: of the first two; oracle_static_share: the oracle's worst two minutes
     idle_moves         moves in the 30 minutes in which nothing changes (bar: 0; "restless": nothing but which requests
                        happen to run, which moves acceptance by 3 % up and down)
     wrong              from thresholds 4 and 256: cases that are inside the swept pivot's interval after 5 minutes, and
@@ -38,6 +39,10 @@ from harness.sim.preset import costs_of
 from tuner.curves import pivot
 
 BARS = {"moved_s": 60.0, "oracle_share": 0.97, "static_share": 0.97, "idle_moves": 0}
+FIGURES = (
+    *("moved_s", "moved_load_s", "oracle_share", "static_share", "static_start_share", "oracle_static_share"),
+    *("idle_moves", "flipped", "moves"),
+)
 MINUTE = 60.0
 WINDOW_S, WINDOW_STEP_S = 120, 5
 SETTLE_S = 60.0  # what a drift is given before shares count
@@ -107,6 +112,14 @@ def moved_after(outcome: Outcome, drift_s: float, way: int, until_s: float) -> f
     return math.inf
 
 
+def mattered(scenario: Scenario, outcome: Outcome, drift_s: float, moved_s: float) -> float:
+    """Seconds from a drift to its move in which the users were so many that the move would have changed the state."""
+    if not math.isfinite(moved_s):
+        return math.inf
+    low, high = sorted((outcome.threshold_at(drift_s), outcome.threshold_at(drift_s + moved_s)))
+    return sum(low < scenario.users(second) <= high for second in range(int(drift_s), int(drift_s + moved_s)))
+
+
 def played(scenario: Scenario, seed: int) -> dict[str, Any]:
     """The figures of one scenario and seed."""
     ours, oracle = (play(scenario, kind, seed) for kind in ("autopilot", "oracle"))
@@ -120,13 +133,16 @@ def played(scenario: Scenario, seed: int) -> dict[str, Any]:
     }
     if scenario.drifts:
         ways = zip(scenario.drifts, ends, strict=True)
-        found["moved_s"] = max(moved_after(ours, at, way, end) for (at, way), end in ways)
+        waits = [(at, moved_after(ours, at, way, end)) for (at, way), end in ways]
+        found["moved_s"] = max(wait for _, wait in waits)
+        found["moved_load_s"] = max(mattered(scenario, ours, at, wait) for at, wait in waits)
     if scenario.name in QUIET:
         found["idle_moves"] = sum(at > LEARNING_S for at, _ in ours.thresholds)
     else:
         static = [play(scenario, kind, seed) for kind in ("on", "off")]
         found["static_share"] = windows(ours, static, scenario.duration_s)
         found["static_start_share"] = windows(ours, static, WINDOW_S)
+        found["oracle_static_share"] = windows(oracle, static, scenario.duration_s)
     return found | {"log": ours.moves}
 
 
@@ -214,7 +230,7 @@ def summary(results: Sequence[tuple[str, int, Any]]) -> dict[str, Any]:
             report[name] = {"cases": len(cases), "inside": inside, "lost_there": {"worst": lost}}
             continue
         row: dict[str, Any] = {}
-        for key in ("moved_s", "oracle_share", "static_share", "static_start_share", "idle_moves", "flipped", "moves"):
+        for key in FIGURES:
             values = [run[key] for run in runs if key in run]
             if values:
                 worst = min(values) if key.endswith("share") else max(values)

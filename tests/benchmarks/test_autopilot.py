@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.autopilot import interval, moved_after, summary, windows
+from benchmarks.autopilot import interval, mattered, moved_after, summary, windows
 from benchmarks.drifting import Outcome, Scenario, play, wandering
 
 
@@ -51,6 +51,16 @@ def test_moves_count_only_the_right_way_and_after_the_drift() -> None:
 
     assert moved_after(ours, 60.0, -1, 200.0) == 30.0
     assert moved_after(ours, 100.0, -1, 200.0) == math.inf
+
+
+def test_a_move_matters_while_the_load_lies_between_the_two_thresholds() -> None:
+    """Ten seconds of 20 users between the drift and the move from 16 to 24; the rest of the time there are 8."""
+    scenario = Scenario("s", lambda s: 20 if 10 <= s < 20 else 8, lambda _: 2.0, lambda _: 128, 90.0)
+    ours = outcome([1.0], [(0.0, 16), (50.0, 24)])
+
+    assert mattered(scenario, ours, 5.0, 45.0) == 10
+    assert mattered(scenario, ours, 15.0, 35.0) == 5
+    assert mattered(scenario, ours, 5.0, math.inf) == math.inf
 
 
 def test_the_summary_says_what_holds() -> None:
