@@ -30,6 +30,8 @@ UNKNOWN = Estimate(0.0, 0.0)
 class Prefills:
     """Regresses the seconds of a prefill on its requests, and counts requests per output token.
 
+    Prompts differ in length, so a prefill of many requests scatters more: it is weighted by 1 / requests.
+
     Args:
         memory: kept per prefill.
     """
@@ -38,7 +40,7 @@ class Prefills:
         self._memory = memory
         self._tokens = 0.0
         self._count = self._joined = self._seconds = 0.0
-        self._joined_squares = self._products = self._seconds_squares = 0.0
+        self._weight = self._shares = self._squares = 0.0  # sums of 1, seconds and seconds squared, each / requests
 
     def add(self, record: StepRecord) -> None:
         """Take one decode step and the prefill before it."""
@@ -50,9 +52,10 @@ class Prefills:
         self._count = self._count * memory + 1
         self._joined = self._joined * memory + joined
         self._seconds = self._seconds * memory + seconds
-        self._joined_squares = self._joined_squares * memory + joined * joined
-        self._products = self._products * memory + joined * seconds
-        self._seconds_squares = self._seconds_squares * memory + seconds * seconds
+        share = seconds / joined
+        self._weight = self._weight * memory + 1.0 / joined
+        self._shares = self._shares * memory + share
+        self._squares = self._squares * memory + seconds * share
 
     @property
     def fixed_s(self) -> Estimate:
@@ -60,15 +63,14 @@ class Prefills:
         count = self._count
         if count < LEAST_PREFILLS:
             return UNKNOWN
-        joined, seconds = self._joined / count, self._seconds / count
-        spread = self._joined_squares / count - joined * joined
-        if spread <= 0.0:
+        joined, seconds = self._joined, self._seconds
+        spread = self._weight * joined - count * count
+        if spread <= 1e-9 * count * count:
             return UNKNOWN
-        together = self._products / count - joined * seconds
-        slope = together / spread
-        scatter = self._seconds_squares / count - seconds * seconds - slope * together
-        se = math.sqrt(max(0.0, scatter) * (1.0 + joined * joined / spread) / (count - 2.0))
-        return Estimate(min(max(0.0, seconds - max(0.0, slope) * joined), seconds), se)
+        fixed_s = (self._shares * joined - count * seconds) / spread
+        each_s = (self._weight * seconds - count * self._shares) / spread
+        scatter = (self._squares - fixed_s * self._shares - each_s * seconds) / (count - 2.0)
+        return Estimate(min(max(0.0, fixed_s), seconds / count), math.sqrt(max(0.0, scatter) * joined / spread))
 
     def saving(self, batch: float, accept_len: float, off_tok_per_s: float) -> Estimate:
         """Seconds per output token that prefills take less with speculation, as a share of a plain token's decode time.
