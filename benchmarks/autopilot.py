@@ -13,7 +13,8 @@ standard output is one compact JSON document. Figures per scenario, over the see
     static_share       worst two minutes' throughput / the better static choice's in those two minutes (bar: 0.97);
                        static_start_share: of the first two; oracle_static_share: the oracle's worst two minutes
     idle_moves         moves in the 30 minutes in which nothing changes (bar: 0; "restless": nothing but which requests
-                       happen to run, which moves acceptance by 3 % up and down)
+                       happen to run, which moves acceptance by 3 % up and down; "restless_wrong": the same from a
+                       threshold of 256, so that it has to be found first)
     wrong              from thresholds 4 and 256: cases that are inside the swept pivot's interval after 5 minutes, and
                        what the wrong state would lose at the threshold that was found
 """
@@ -49,7 +50,7 @@ SETTLE_S = 60.0  # what a drift is given before shares count
 QUIET_S = 30 * MINUTE
 LEARNING_S = 5 * MINUTE
 WRONG = (4, 256)
-QUIET = ("nothing", "restless")
+QUIET = ("nothing", "restless", "restless_wrong")
 STEADY_ACCEPT = 2.0
 MEAN_CONTEXT = 300  # tokens, of the requests that run at a time
 
@@ -72,6 +73,7 @@ def scenarios(seed: int) -> list[Scenario]:
     mixed = wandering(48, 1.0, seed, 40 * MINUTE)
     down = ramping(drift, drift + MINUTE, 2.8, 1.8)
     up = ramping(back, back + MINUTE, 0.0, 1.0)
+    swinging = restless(STEADY_ACCEPT, 0.03, seed, quiet)
     return [
         Scenario(
             "acceptance", mixed, switching((drift, back), (2.8, 1.8, 2.8)), lambda _: 128, end, ((drift, -1), (back, 1))
@@ -88,7 +90,8 @@ def scenarios(seed: int) -> list[Scenario]:
             "context", mixed, lambda _: 2.2, switching((drift, back), (128, 1280, 128)), end, ((drift, 1), (back, -1))
         ),
         Scenario("load", tide, lambda _: STEADY_ACCEPT, lambda _: 128, end),
-        Scenario("restless", mixed, restless(STEADY_ACCEPT, 0.03, seed, quiet), lambda _: 128, quiet),
+        Scenario("restless", mixed, swinging, lambda _: 128, quiet),
+        Scenario("restless_wrong", mixed, swinging, lambda _: 128, quiet, start=max(WRONG)),
         Scenario("nothing", mixed, lambda _: STEADY_ACCEPT, lambda _: 128, quiet),
     ]
 

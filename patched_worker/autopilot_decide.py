@@ -2,9 +2,9 @@
 
 The threshold is wrong where speculation clearly loses at a batch that speculates, or clearly gains at one that does
 not: by more than MARGIN even if the error is SIGMAS standard errors. Then, and only then, it moves to the present best
-cut. One that was placed with a larger standard error than PLACED_SE is placed again when the error is half of that: the
-better estimate is the better place, also where the two do not differ beyond the noise. Batches where nothing was
-measured have no say. Speculation is never given up at batch 1 on less than LONE_TRIPLES measurements there and
+cut. One that was placed with a larger standard error than PLACED_SE is placed again when twice as much is known: the
+better estimate is the better place, also where the two differ by MARGIN but not beyond the noise. Batches where nothing
+was measured have no say. Speculation is never given up at batch 1 on less than LONE_TRIPLES measurements there and
 LONE_SIGMAS standard errors.
 """
 
@@ -19,7 +19,7 @@ from patched_worker.switchback import BINS, Plan
 
 MARGIN = 0.006  # log of throughput
 SIGMAS = 3.0
-PLACED_SE = 0.02  # of the gain at the threshold: good enough to leave it where it is
+PLACED_SE = 0.01  # of the gain at the threshold: good enough to leave it where it is
 LONE_SIGMAS, LONE_TRIPLES = 4.0, 8
 NEAR_GAIN = 0.04  # both states are worth about the same below this
 CERTAIN_SIGMAS, CERTAIN_SE = 4.0, 0.1  # then a place needs no triples of its own
@@ -90,8 +90,8 @@ def decide(evidence: Evidence, plan: Plan, bounds: Bounds, placed_se: float | No
     wrong = wrong_at(curve, threshold)
     if wrong is None and threshold and target and placed_se is not None and placed_se > PLACED_SE:
         here = curve.at(math.log2(threshold))
-        if here.se <= placed_se / 2:
-            wrong, placed_se = here, here.se
+        if 2 * here.se**2 <= placed_se**2:
+            wrong, placed_se = here if abs(here.gain) > MARGIN else None, here.se
     if wrong is not None and (target > threshold) == (wrong.gain > 0) and target != threshold:
         wanted, reason = target, _reason(threshold, target, wrong, curve, evidence)
         placed_se = curve.at(math.log2(max(1, wanted))).se

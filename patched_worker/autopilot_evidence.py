@@ -250,12 +250,19 @@ def compared(flipped: Sequence[StepRecord], base: Sequence[StepRecord]) -> Tripl
         tokens_on, tokens_off = sum(r.tokens for r in on), sum(r.tokens for r in off)
         if not tokens_on or not tokens_off:
             return None
-        wall_on = sum(r.seconds + r.prefill_s for r in on)
-        wall_off = sum(r.seconds + r.prefill_s for r in off)
-        gain = math.log(tokens_on / wall_on) - math.log(tokens_off / wall_off) - (1 - ELASTICITY) * gap
+        walls_on, walls_off = ([r.seconds + r.prefill_s for r in side] for side in (on, off))
+        gain = math.log(tokens_on / sum(walls_on)) - math.log(tokens_off / sum(walls_off)) - (1 - ELASTICITY) * gap
         cost = math.log(tokens_on / (len(on) * batch_on)) - gain
-        weight = WALL_WEIGHT * 2.0 / (1.0 / len(on) + 1.0 / len(off))
+        # a prefill of twenty requests on one side only says nothing of the states
+        variance = (1.0 / len(on) + 1.0 / len(off)) / (2.0 * WALL_WEIGHT)
+        weight = 1.0 / (variance + (_scatter(walls_on) + _scatter(walls_off)) / COST.unit_sd**2)
         off_tok_per_s = 0.0
     octave = math.log2(math.sqrt(batch_on * batch_off))
     context = sum(r.context for r in flipped) / sum(r.batch for r in flipped)
     return Triple(octave, cost, weight, context, off_tok_per_s)
+
+
+def _scatter(seconds: Sequence[float]) -> float:
+    """Relative variance of the mean, from how far the values differ."""
+    count, mean = len(seconds), sum(seconds) / len(seconds)
+    return sum((value - mean) ** 2 for value in seconds) / (count * (count - 1) * mean * mean)

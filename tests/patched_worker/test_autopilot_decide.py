@@ -34,12 +34,12 @@ def se_at(found: Evidence, threshold: int) -> float:
     return curve.at(math.log2(threshold)).se
 
 
-def test_it_is_placed_again_once_the_error_is_half_and_then_rests() -> None:
+def test_it_is_placed_again_once_twice_as_much_is_known_and_then_rests() -> None:
     """At 30 it loses less than the error, so only better knowledge moves it, to 32, and once."""
     found, plan = evidence(), Plan(30, 28)
-    half = max(2.1 * se_at(found, 30), 1.1 * PLACED_SE)
+    more = max(1.5 * se_at(found, 30), 1.1 * PLACED_SE)
     resting = decide(found, plan, ANY_THRESHOLD, None)
-    again = decide(found, plan, ANY_THRESHOLD, half)
+    again = decide(found, plan, ANY_THRESHOLD, more)
 
     assert (resting.plan.threshold, resting.reason) == (30, None)
     assert again.plan.threshold in (31, 32, 33)
@@ -49,10 +49,10 @@ def test_it_is_placed_again_once_the_error_is_half_and_then_rests() -> None:
 
 @pytest.mark.parametrize("share", [0.5, 0.95])
 def test_what_was_placed_on_nearly_as_much_or_well_enough_stays(share: float) -> None:
-    """An error that has not halved is no better knowledge, and a small one is good enough."""
+    """Little more than before is no better knowledge, and a small one is good enough."""
     found, plan = evidence(), Plan(30, 28)
 
-    assert decide(found, plan, ANY_THRESHOLD, 1.9 * se_at(found, 30)).plan.threshold == 30
+    assert decide(found, plan, ANY_THRESHOLD, 1.3 * se_at(found, 30)).plan.threshold == 30
     assert decide(found, plan, ANY_THRESHOLD, share * PLACED_SE).plan.threshold == 30
 
 

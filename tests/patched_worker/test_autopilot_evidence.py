@@ -67,6 +67,22 @@ def test_where_every_step_follows_a_prefill_whole_blocks_count() -> None:
     assert triple.weight < clean.weight
 
 
+def test_a_burst_of_prefills_on_one_side_says_little() -> None:
+    """A surge of requests is prefilled before two plain steps of eight: no state of ours made that."""
+    on = [step(True, 0.009, prefill_s=0.02)] * 8
+    off = [step(False, 0.006, prefill_s=0.2 if i in (3, 4) else 0.01) for i in range(8)]
+    calm, burst = compared(on, [step(False, 0.006, prefill_s=0.01)] * 8), compared(on, off)
+
+    assert calm is not None
+    assert burst is not None
+    assert burst.weight < calm.weight / 20
+    evidence = Evidence()
+    for triple in (burst, calm, calm):
+        evidence.learn(triple)
+    place = evidence.places[bin_of(32)]
+    assert place.cost_ratio == pytest.approx(calm.cost, abs=0.05)
+
+
 def test_batches_that_differ_are_not_compared() -> None:
     """A ratio over 30 and 40 requests is none of one batch."""
     assert compared([step(True, 0.009, batch=40)] * 8, [step(False, 0.006, batch=30)] * 8) is None
