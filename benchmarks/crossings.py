@@ -36,6 +36,9 @@ Wave = Literal["ramp", "burst"]
 VARIANTS: tuple[Variant, ...] = ("eagle3", "forced_off", "dynamic")
 LENGTH_S, WARMUP_S = 60.0, 4.0
 EVERY_S, CREST_S = 10.0, 4.0  # of bursts
+RANGE_RATIO = (
+    0.5  # users who come at once with equal requests would end at once, and the batch fall below the threshold
+)
 
 
 def waves(threshold: int, most: int) -> dict[Wave, Crowd]:
@@ -69,6 +72,7 @@ def settings(asked: argparse.Namespace) -> SweepConfig:
     given = {name: value for name, value in given.items() if value is not None}
     document = (load_config(asked.config) if asked.config else {}) | given | {"variants": list(VARIANTS)}
     document |= {"warmup": WARMUP_S, "duration": LENGTH_S, "time_scale": asked.time_scale}
+    document.setdefault("random_range_ratio", RANGE_RATIO)
     if asked.attach:
         document["attach"] = dict.fromkeys(VARIANTS, asked.attach)
     config = make_config(document)

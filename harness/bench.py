@@ -20,7 +20,7 @@ from harness.levelsfile import as_written
 from harness.load import LoadResult, WorkerCrashed, run_closed_loop, run_open_loop
 from harness.load_plan import LoadPlan
 from harness.metrics import level_metrics
-from harness.proof import wrong_worker
+from harness.proof import agreed_ranks, wrong_worker
 from harness.records import LevelRow, PointKey, RequestRecord, Status, Variant
 from harness.runfolder import RunWriter
 from harness.selftest import load_calibration
@@ -231,6 +231,7 @@ class Bench:
             steps_off=steps.off if steps else None,
             switches=steps.switches if steps else None,
             worker_tokens=steps.tokens if steps else None,
+            ranks=agreed_ranks(after.block) if steps else None,
             server_tokens=None if generated is None else round(generated),
             **figures,
         )

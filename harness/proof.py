@@ -98,6 +98,15 @@ def contradiction(steps: Steps, after: dict[str, Any], policy: Policy) -> str | 
     return _wrong_state(steps, policy)
 
 
+def agreed_ranks(block: dict[str, Any] | None) -> int | None:
+    """The ranks that compared counters and policy for a worker's report and found them equal; None where it is silent.
+
+    Each rank counts its own forwards; a report is made by all of them at one place of their loops.
+    """
+    ranks = (block or {}).get("ranks")
+    return ranks if type(ranks) is int and (block or {}).get("ranks_agree") is True else None
+
+
 def _wrong_state(steps: Steps, policy: Policy) -> str | None:
     on = {batch: counts[0] for (batch, state), counts in steps.by_batch.items() if state == "on"}
     off = {batch: counts[0] for (batch, state), counts in steps.by_batch.items() if state == "off"}

@@ -181,6 +181,7 @@ class LevelRow(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
     server_tokens: int | None = None  # /metrics delta over the point
     worker_tokens: int | None = None  # by_batch delta over the point
+    ranks: int | None = None  # tensor-parallel ranks whose own counters and policy were equal after the point
     gpu_power_w: float | None = None  # the GPUs of the row's server together, mean over the window
     gpu_utilisation: float | None = None  # of the busiest, 0 to 1
     gpu_sm_clock_mhz: float | None = None  # of the busiest

@@ -42,5 +42,6 @@ def specpivot_block(engine: Engine, preset: Preset, last_error: str | None) -> d
             {"batch": batch, "state": state, "steps": at.steps, "tokens": at.tokens, "seconds": at.seconds}
             for (batch, state), at in sorted(counters.by_batch.items())
         ],
+        "ranks": 1,
         "ranks_agree": True,
     }

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.profile_step import table
+from benchmarks import profile_step
+from benchmarks.profile_step import table, whole_trace
 from benchmarks.stages import Event, profile, read_trace
 from harness.errors import UserError
 
@@ -117,3 +118,16 @@ def test_states_stand_beside_one_another() -> None:
     assert lines[0] == "| ms per step | baseline | eagle3 |"
     assert "| target | 0.050 | 0.000 |" in lines
     assert "| all kernels | 0.070 | 0.005 |" in lines
+
+
+def test_a_trace_is_read_when_all_of_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that has stopped growing may still lack its end; other ranks' traces are left alone."""
+    whole = gzip.compress(json.dumps({"traceEvents": STEP}).encode())
+    file = tmp_path / "1-TP-0.trace.json.gz"
+    (tmp_path / "1-TP-1.trace.json.gz").write_bytes(whole[:9])
+    written = iter((whole[:30], whole[:60], whole[:60], whole, whole))
+    monkeypatch.setattr(profile_step.time, "sleep", lambda seconds: file.write_bytes(next(written)))
+    assert whole_trace(tmp_path, "http://server") == STEP
+    monkeypatch.setattr(profile_step, "PATIENCE_S", 0.0)
+    with pytest.raises(UserError, match="wrote no whole trace"):
+        whole_trace(tmp_path / "other", "http://server")

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from harness.proof import contradiction, identity, reported_arguments, steps_between, worker_of, wrong_worker
+from harness.proof import (
+    agreed_ranks,
+    contradiction,
+    identity,
+    reported_arguments,
+    steps_between,
+    worker_of,
+    wrong_worker,
+)
 from patched_worker.policy import Policy
 
 Histogram = dict[tuple[int, str], int]
@@ -137,3 +145,12 @@ def test_accept_length_is_of_the_steps_that_speculated() -> None:
     after["by_batch"][0]["tokens"] = 56
     assert steps_between(block({}, 8), after).accept_len == pytest.approx(2.8)
     assert steps_between(block({}, 8), block({(9, "off"): 50}, 8)).accept_len is None
+
+
+def test_ranks_count_where_they_compared_and_agreed() -> None:
+    """A report that does not say how many compared, or that they differ, shows nothing of ranks."""
+    assert agreed_ranks(block({}, 4, ranks=2)) == 2
+    assert agreed_ranks(block({}, 4, ranks=2, ranks_agree=False)) is None
+    assert agreed_ranks(block({}, 4)) is None
+    assert agreed_ranks(block({}, 4, ranks=True)) is None
+    assert agreed_ranks(None) is None

@@ -69,6 +69,7 @@ def test_a_sweep_measures_every_point_and_proves_it(tmp_path: Path) -> None:
     assert run.manifest.source == "simulated"
     dynamic = {level: rows[PointKey("dynamic", level, 1)] for level in (1, 6)}
     assert (dynamic[1].steps_off, dynamic[6].steps_off > 0) == (0, True)
+    assert {row.ranks for row in dynamic.values()} == {1}
     assert all(row.threshold == 3 for row in dynamic.values())
     assert rows[PointKey("forced_off", 1, 1)].steps_on == 0
     assert not [row for row in rows.values() if row.verdict == "unproven_worker"]
