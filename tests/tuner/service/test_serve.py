@@ -27,7 +27,7 @@ from tests.tuner.runs import write_run
 from tuner.service.runner import mark_of
 
 ROOT = Path(__file__).parent.parent.parent.parent
-PATIENT_S = 100.0
+PATIENT_S = 150.0
 COMMAND = (sys.executable, "-m", "specpivot", "serve")
 SERVICE = (sys.executable, "-m", "tuner.service")  # what it becomes
 PATIENT_TEST_S = 400
