@@ -76,7 +76,7 @@ def assert_whole(out: Path, points: int) -> None:
     assert max(Counter((r.key, r.attempt, r.index) for r in records).values()) == 1
     rows = (out / "levels.csv").read_text().splitlines()[1:]
     assert len(rows) == len({row.key for row in rows_of(out)}) == points
-    assert {row.key for row in rows_of(out)} <= {record.key for record in records}
+    assert {row.key for row in rows_of(out) if row.verdict != "no_requests"} <= {record.key for record in records}
     assert verify_run(out).problems == ()
 
 
