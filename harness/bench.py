@@ -15,6 +15,7 @@ from harness.checks import judge, sent_share
 from harness.config import SweepConfig
 from harness.crowd import Crowd, mean_users
 from harness.edges import Reading, proven, read
+from harness.endpoint import CONTROL_TIMEOUT_S
 from harness.errors import UserError
 from harness.levelsfile import as_written
 from harness.load import LoadResult, WorkerCrashed, run_closed_loop, run_open_loop
@@ -140,7 +141,7 @@ class Bench:
 
     def _prepare(self, server: Server, policy: Policy | None) -> str | None:
         """Make the server ready for a point; the verdict when it cannot be."""
-        if not server.endpoint.healthy():
+        if not server.endpoint.healthy(CONTROL_TIMEOUT_S):  # a dead one refuses at once
             return "server_died"
         if server.endpoint.wait_idle(IDLE_TIMEOUT_S) is False:
             return "server_busy"
@@ -207,7 +208,7 @@ class Bench:
             key.concurrency,
             workers=result.workers,
             interrupted=result.interrupted,
-            server_died=result.server_died or (metrics.errors > 0 and not server.endpoint.healthy()),
+            server_died=result.server_died or (metrics.errors > 0 and not server.endpoint.healthy(CONTROL_TIMEOUT_S)),
             unproven=unproven,
             shared_prefix=self.workload.shares_prefix,
             open_share=share,

@@ -18,7 +18,7 @@ def test_a_notebook_runs(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No cell raises."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(file, as_version=4)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(file.parent)}}).execute()
+    NotebookClient(notebook, timeout=250, resources={"metadata": {"path": str(file.parent)}}).execute()
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)

@@ -24,6 +24,9 @@ WARMING_UP = "import specpivot; specpivot.main()"  # the command as it is
 CODE = f"import harness.bench; harness.bench.WARM_UP_S = 0.2; {WARMING_UP}"  # 6 s, for each server not simulated
 SIM = "h200-llama31-8b-illustrative"
 QUICK = ("--warmup", "0.2", "--duration", "0.6", "--output-tokens", "8", "--input-tokens", "8")
+LASTING = (*QUICK, "--duration", "2.5")  # where requests must begin in the window of a machine that stands still
+# What a point may be called only because its machine was crowded, or stood still for seconds.
+CROWDED = frozenset({"client_limited", "simulation_slipped", "unstable", "load_not_delivered", "no_requests"})
 
 
 class Command:

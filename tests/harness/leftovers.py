@@ -16,7 +16,7 @@ from harness.guard import group_alive
 from harness.runfolder import RunFolder
 
 MARK = "LEFTOVERS_OF_TEST"  # every process that a test starts inherits it, whoever starts it
-PATIENCE_S = 90  # the guard of a killed sweep lets its servers have 20 s
+PATIENCE_S = 200  # the guard of a killed sweep lets its servers have 20 s
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from harness.verify import verify_run
 from specpivot import app
 
 QUICK = ["--warmup", "0.2", "--duration", "0.8", "--input-tokens", "8", "--output-tokens", "8"]
+LONG = ["--duration", "3"]  # longer than a busy machine may stand still
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,8 @@ def test_an_open_loop_tells_both_beginnings(url: str, tmp_path: Path) -> None:
     assert (said["loop"], said["point"]["errors"], said["point"]["dropped"]) == ("open", 0, 0)
     assert code == (0 if said["point"]["verdict"] == "ok" else 4)
     assert said["open"]["offered_per_s"] == 40.0
-    assert said["open"]["ttft_scheduled_p50_s"] >= said["open"]["ttft_sent_p50_s"] > 0.015
+    # Timers are whole milliseconds: a request may leave half of one early.
+    assert said["open"]["ttft_scheduled_p50_s"] + 0.0005 >= said["open"]["ttft_sent_p50_s"] > 0.015
     assert said["goodput"]["share"] == 1.0
     assert said["limits"] == {"ttft_s": 20.0, "tpot_s": 20.0, "gap_max_s": None, "e2e_s": 30.0}
     assert "ttft from schedule" in told
@@ -65,7 +67,7 @@ def test_an_open_loop_tells_both_beginnings(url: str, tmp_path: Path) -> None:
 
 def test_a_closed_loop_by_the_other_tools_names(url: str, tmp_path: Path) -> None:
     """Exactly C in flight; no figures of a schedule."""
-    _, said, told = bench(url, tmp_path / "run", "--max-concurrency", "3", "--request-rate", "inf")
+    _, said, told = bench(url, tmp_path / "run", "--max-concurrency", "3", "--request-rate", "inf", *LONG)
     assert (said["loop"], said["open"], said["goodput"], said["point"]["dropped"]) == ("closed", None, None, None)
     assert said["point"]["in_flight_mean"] == pytest.approx(3, abs=0.5)
     assert "ttft  " in told
@@ -73,7 +75,7 @@ def test_a_closed_loop_by_the_other_tools_names(url: str, tmp_path: Path) -> Non
 
 def test_dropped_requests_make_the_point_unusable(url: str, tmp_path: Path) -> None:
     """One in flight at fifty per second of 55 ms each: most are dropped, counted, and missing from the load."""
-    flags = ["--request-rate", "50", "--concurrency", "1", "--drop-after", "0"]
+    flags = ["--request-rate", "50", "--concurrency", "1", "--drop-after", "0", *LONG]
     code, said, _ = bench(url, tmp_path / "run", *flags)
     assert code == 4
     assert said["point"]["verdict"] in ("load_not_delivered", "client_limited")  # the latter on a busy machine

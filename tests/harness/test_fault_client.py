@@ -76,7 +76,7 @@ def assert_whole(out: Path, points: int) -> None:
     assert max(Counter((r.key, r.attempt, r.index) for r in records).values()) == 1
     rows = (out / "levels.csv").read_text().splitlines()[1:]
     assert len(rows) == len({row.key for row in rows_of(out)}) == points
-    assert {row.key for row in rows_of(out)} <= {record.key for record in records}
+    assert {row.key for row in rows_of(out) if row.verdict != "no_requests"} <= {record.key for record in records}
     assert verify_run(out).problems == ()
 
 
@@ -103,7 +103,7 @@ def test_killed_again_and_again(tmp_path: Path, kills: int, levels: str, repeats
 def test_a_killed_client_process_on_the_real_command(tmp_path: Path) -> None:
     """Its point is invalid by name, the next one is measured, the command says what is missing."""
     out = tmp_path / "run"
-    words = ("sweep", "--out", str(out), *SWEEP, "--concurrency", "1,2", "--repeats", "1", "--duration", "3")
+    words = ("sweep", "--out", str(out), *SWEEP, "--concurrency", "1,2", "--repeats", "1", "--duration", "6")
     with Command(tmp_path, *words) as command:
         command.until(lambda: (out / "requests.jsonl").exists() and (out / "requests.jsonl").stat().st_size)
         for child in psutil.Process(command.process.pid).children():
@@ -181,10 +181,10 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_a_full_file_system(tmp_path: Path) -> None:
-    """The same on a file system of 200 kilobytes, where that may be mounted: whatever could be written is whole."""
+    """The same on a file system of 120 kilobytes, where that may be mounted: whatever could be written is whole."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=120k", "tmpfs", str(disk)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("file systems cannot be mounted here; test_a_full_disk is the same by a limit on files")
     try:

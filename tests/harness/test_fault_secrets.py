@@ -10,7 +10,7 @@ import pytest
 
 from harness.secrets import HIDDEN, hide
 from harness.servers import reserved_ports
-from tests.harness.commands import QUICK, Command, rows_of, run
+from tests.harness.commands import LASTING, QUICK, Command, rows_of, run
 from tests.harness.faulty import before, talking
 from tests.harness.leftovers import nothing_left
 from tests.harness.test_sweep_faults import simulated
@@ -51,7 +51,7 @@ def test_keys_stay_out_of_everything(tmp_path: Path) -> None:
         talking(before(lambda: f"http://127.0.0.1:{ports[0]}", repeating)) as repeater,
     ):
         baseline, patched = (f"http://127.0.0.1:{port}" for port in ports)
-        failing = ("sweep", "--attach", f"baseline={repeater}", *QUICK, "--concurrency", "2", "--repeats", "1")
+        failing = ("sweep", "--attach", f"baseline={repeater}", *LASTING, "--concurrency", "2", "--repeats", "1")
         by_flag = (f"--api-key={CANARY}", "--admin-api-key", ADMIN)
         attached = [f"--attach={name}={patched}" for name in ("eagle3", "forced_off")]
         tune = ("tune", f"--attach=baseline={baseline}", *attached, *QUICK, "--concurrency", "1,4,16")

@@ -16,7 +16,7 @@ from harness.mock_streams import Timing
 from harness.runfolder import RunFolder
 from harness.servers import reserved_ports
 from harness.verify import verify_run
-from tests.harness.commands import CODE, QUICK, ROOT, SIM, WARMING_UP, Command, rows_of, run
+from tests.harness.commands import CODE, LASTING, QUICK, ROOT, SIM, WARMING_UP, Command, rows_of, run
 from tests.harness.faulty import BUSY, TALKS, UNFINISHED, before, talking
 from tests.harness.leftovers import nothing_left
 from tests.harness.test_sweep_faults import simulated
@@ -24,7 +24,7 @@ from tests.harness.test_sweep_faults import simulated
 STAND_IN = {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "harness" / "stand_in"), str(ROOT)])}
 IMPATIENT = (  # between two chunks, for which it would wait a minute
     "import functools, harness.bench as bench; from harness.load_plan import LoadPlan, Timeouts;"
-    f" bench.LoadPlan = functools.partial(LoadPlan, timeouts=Timeouts(chunk_s=3.0)); {CODE}"
+    f" bench.LoadPlan = functools.partial(LoadPlan, timeouts=Timeouts(chunk_s=6.0)); {CODE}"
 )
 TWO = ("--model", "m", "--draft", "d", "--variants", "baseline,eagle3", "--concurrency", "1", "--repeats", "1")
 
@@ -56,7 +56,7 @@ def test_a_server_that_is_overloaded_for_a_while(tmp_path: Path, status: int) ->
             "--repeats",
             "1",
         )
-        with Command(tmp_path, *words, *QUICK) as command:
+        with Command(tmp_path, *words, *LASTING) as command:
             command.until(lambda: rows_of(out))
             busy.clear()
             assert command.end() in (3, 4)
@@ -79,7 +79,7 @@ def test_requests_that_no_server_finishes(tmp_path: Path) -> None:
         return UNFINISHED[way] if request.startswith(b"POST /generate") else None
 
     with running_mock(Timing(0.02, 0.005)) as mock, talking(before(lambda: mock, instead)) as url:
-        words = ("--attach", f"baseline={url}", "--concurrency", "1,2,3,4", "--repeats", "1", *QUICK)
+        words = ("--attach", f"baseline={url}", "--concurrency", "1,2,3,4", "--repeats", "1", *LASTING)
         done = run(tmp_path, "sweep", "--out", str(out), *words)
     assert (done.process.returncode, done.answer["usable"]) == (4, 0)
     assert [(row.verdict, row.errors > 0) for row in rows_of(out)] == [("errors", True)] * 4
@@ -92,7 +92,7 @@ def test_requests_that_no_server_finishes(tmp_path: Path) -> None:
 def test_another_worker_than_was_asked_for(tmp_path: Path, worker: str, code: tuple[int, ...]) -> None:
     """Its points prove nothing, however well they went; where the right one runs, nothing is said of it."""
     out = tmp_path / "run"
-    words = ("--attach", "eagle3=URL", "--concurrency", "1", "--repeats", "1", "--worker", worker, *QUICK)
+    words = ("--attach", "eagle3=URL", "--concurrency", "1", "--repeats", "1", "--worker", worker, *LASTING)
     with reserved_ports(1) as (port,), simulated(port, 1, "--variant", "eagle3"):
         url = f"http://127.0.0.1:{port}"
         done = run(tmp_path, "sweep", "--out", str(out), *(word.replace("URL", url) for word in words))
@@ -116,7 +116,7 @@ def test_ten_megabytes_in_one_event(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with running_mock(Timing(0.2, 0.3, padding_bytes=10_000_000)) as url:
         words = ("sweep", "--out", str(out), "--attach", f"baseline={url}", "--concurrency", "1", "--repeats", "1")
-        done = run(tmp_path, *words, "--warmup", "0", "--duration", "1.5", "--output-tokens", "2")
+        done = run(tmp_path, *words, "--warmup", "0", "--duration", "4", "--output-tokens", "2")
     records = list(RunFolder(out).requests())
     assert {record.error for record in records} <= {None, "cancelled"}
     assert {record.output_tokens for record in records if record.ok} == {2}
@@ -132,7 +132,7 @@ def test_streams_that_stop_in_the_middle(tmp_path: Path) -> None:
         return stalled if request.startswith(b"POST /generate") and not rows_of(out) else None
 
     with running_mock(Timing(0.02, 0.005)) as mock, talking(before(lambda: mock, instead)) as url:
-        words = ("--attach", f"baseline={url}", "--concurrency", "1,2", "--repeats", "1", *QUICK)
+        words = ("--attach", f"baseline={url}", "--concurrency", "1,2", "--repeats", "1", *LASTING)
         done = run(tmp_path, "sweep", "--out", str(out), *words, code=IMPATIENT)
     assert done.process.returncode in (3, 4)
     assert "chunk_timeout" in {record.error for record in RunFolder(out).requests()}
@@ -165,7 +165,7 @@ def test_a_server_that_does_not_start(tmp_path: Path, fault: str, words: str) ->
     """Why is in the manifest and in the answer; the other variant is measured, and no process stays behind."""
     out = tmp_path / "run"
     words_of_fault = ("--start-timeout", "20") if fault == "deaf" else ()
-    done = run(tmp_path, "sweep", "--out", str(out), *TWO, *QUICK, *words_of_fault, env=STAND_IN | {"FAULT": fault})
+    done = run(tmp_path, "sweep", "--out", str(out), *TWO, *LASTING, *words_of_fault, env=STAND_IN | {"FAULT": fault})
     assert done.process.returncode in (3, 4)  # 4 where this machine is too busy for the one point
     assert words in done.answer["not_run"]["eagle3"]
     assert words in str(RunFolder(out).manifest.variants["eagle3"].not_run)
@@ -176,7 +176,7 @@ def test_a_server_that_does_not_start(tmp_path: Path, fault: str, words: str) ->
 def test_a_server_that_starts_slowly_is_waited_for(tmp_path: Path) -> None:
     """It takes seconds longer than the other one, and both are measured."""
     out = tmp_path / "run"
-    done = run(tmp_path, "sweep", "--out", str(out), *TWO, *QUICK, env=STAND_IN | {"FAULT": "slow"})
+    done = run(tmp_path, "sweep", "--out", str(out), *TWO, *LASTING, env=STAND_IN | {"FAULT": "slow"})
     assert done.answer["not_run"] == {}
     assert {row.variant for row in rows_of(out) if row.requests} == {"baseline", "eagle3"}
 
@@ -190,15 +190,15 @@ def test_a_started_server_that_dies(tmp_path: Path, phase: str) -> None:
         "--concurrency",
         "1,2,3" if phase == "between" else "1",
         "--duration",
-        "4" if phase == "window" else "0.6",
+        {"window": "6", "drain": "0.6"}.get(phase, "2.5"),
     ]
-    slow = {"GAP": "0.5"} if phase == "drain" else {}
+    slow = {"GAP": "2"} if phase == "drain" else {}
     with Command(tmp_path, *words, env=STAND_IN | slow, code=WARMING_UP if phase == "warm_up" else CODE) as command:
         command.says("warming up" if phase == "warm_up" else "variant")
         if phase == "window":
             command.until(lambda: (out / "requests.jsonl").stat().st_size)
         if phase == "drain":
-            time.sleep(2)  # of 4 s that a request takes: the window of 0.6 s is over, its requests are not
+            time.sleep(2)  # of 14 s that a request takes: the window of 0.6 s is over, its requests are not
         if phase == "between":
             command.until(lambda: rows_of(out))
         (server,) = RunFolder(out).manifest.servers.values()
@@ -225,7 +225,7 @@ def test_another_model_behind_the_same_address(tmp_path: Path) -> None:
         talking(before(lambda: f"http://127.0.0.1:{ports[bool(rows_of(out))]}")) as url,
     ):
         words = ("--attach", f"baseline={url}", "--concurrency", "1,2", "--repeats", "1")
-        done = run(tmp_path, "sweep", "--out", str(out), *words, *QUICK)
+        done = run(tmp_path, "sweep", "--out", str(out), *words, *LASTING)
     assert done.process.returncode in (3, 4)
     assert [row.verdict == "unproven_worker" for row in rows_of(out)] == [False, True]
     manifest = RunFolder(out).manifest

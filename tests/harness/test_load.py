@@ -1,7 +1,10 @@
-"""Closed loops against the mock in another process: exact concurrency, windows, failures, an early end."""
+"""Closed loops against the mock in another process: exact concurrency, windows, failures, an early end.
+
+Most points end with their list of requests, not with their window: a machine that stands still for seconds then loses
+none of them.
+"""
 
 import contextlib
-import http.client
 import json
 import resource
 import signal
@@ -35,10 +38,11 @@ def url() -> Iterator[str]:
 
 
 def load(
-    url: str, seconds: float = 0.6, work: WorkloadPlan = WORK, limit: int | None = None, **plan: Any
+    url: str, limit: int | None, seconds: float = 60.0, work: WorkloadPlan = WORK, **plan: Any
 ) -> tuple[LoadResult, list[RequestRecord]]:
+    """Send `limit` requests, or for `seconds`, five at once."""
     records: list[RequestRecord] = []
-    fields: dict[str, Any] = {"concurrency": 5, "warmup_s": 0.2, "duration_s": seconds, "drain_s": 5.0, "workers": 1}
+    fields: dict[str, Any] = {"concurrency": 5, "warmup_s": 0.2, "duration_s": seconds, "drain_s": 60.0, "workers": 1}
     full = LoadPlan(url=url, api=work.api, **fields | plan)
     requests = islice(work.requests(full.concurrency, 1), limit)
     return run_closed_loop(full, requests, KEY, 2, records.extend), records
@@ -55,14 +59,16 @@ def stamps(url: str, reset: bool = False) -> dict[str, Any]:
 def test_concurrency_is_exact(url: str, transport: str, workers: int) -> None:
     """The server sees exactly C at once, however many processes and by either transport, and every record is there."""
     stamps(url, reset=True)
-    result, records = load(url, transport=transport, workers=workers)
+    result, records = load(url, 100, transport=transport, workers=workers)
     seen = stamps(url)
     assert (seen["in_flight_max"], seen["disconnects"]) == (5, 0)
-    assert seen["requests"] == len(records) == len({r.index for r in records})
+    assert seen["requests"] == len(records) == len({r.index for r in records}) == 100
     assert {r.worker for r in records} == set(range(workers))
     assert {(r.error, r.attempt, r.variant) for r in records} == {(None, 2, "baseline")}
     assert result.workers == workers
-    got = level_metrics(records, result.window_start_s, result.window_end_s)
+    begun_s = sorted(r.start_s + r.send_delay_s for r in records)[4]  # all slots are busy from here on
+    ended_s = min(max(r.start_s for r in records if r.worker == worker) for worker in range(workers))
+    got = level_metrics(records, begun_s, ended_s)
     assert got.in_flight_mean is not None
     assert 3 < got.in_flight_mean <= 5  # how near to 5 depends on the machine, which is what the verdict is for
     assert got.ttft_p50_s is not None
@@ -72,15 +78,14 @@ def test_concurrency_is_exact(url: str, transport: str, workers: int) -> None:
 @pytest.mark.parametrize("api", ["generate", "completions", "chat"])
 def test_a_path_prefix_and_every_api(url: str, api: str) -> None:
     """The base URL's own path is kept in front of each API's."""
-    result, records = load(f"{url}/crlf", seconds=0.2, work=WorkloadPlan(api=api, input_tokens=4, output_tokens=8))
-    assert records
-    assert {r.error for r in records} == {None}
+    result, records = load(f"{url}/crlf", 20, work=WorkloadPlan(api=api, input_tokens=4, output_tokens=8))
+    assert [r.error for r in records] == [None] * 20
     assert not result.interrupted
 
 
 def test_load_stays_on_until_the_window_has_drained(url: str) -> None:
     """Requests are still started after the window, as long as one of the window's is in flight."""
-    result, records = load(url)
+    result, records = load(url, None, seconds=3.0)
     inside = [r for r in records if result.window_start_s <= r.start_s < result.window_end_s]
     last_end_s = max(r.end_s for r in inside)
     after = [r.start_s for r in records if r.start_s >= result.window_end_s]
@@ -89,11 +94,9 @@ def test_load_stays_on_until_the_window_has_drained(url: str) -> None:
 
 
 def test_starts_are_staggered(url: str) -> None:
-    """The first requests are spread over the first half of the warm-up."""
-    _, records = load(url, warmup_s=1.0, seconds=0.1)
-    first = sorted(r.start_s for r in records)[:1] + [r.start_s for r in records if 0.05 < r.start_s < 0.45]
-    due = [0.0, 0.1, 0.2, 0.3, 0.4]
-    assert all(min(abs(start - moment) for start in first) < 0.001 for moment in due)
+    """The first requests are spread over the first half of the warm-up: that is when they were due, if not sent."""
+    _, records = load(url, 5, work=WorkloadPlan(input_tokens=4, output_tokens=256), warmup_s=1.0)
+    assert sorted(r.start_s for r in records) == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4], abs=0.001)
 
 
 @pytest.mark.parametrize("transport", ["raw", "aiohttp"])
@@ -104,10 +107,9 @@ def test_starts_are_staggered(url: str) -> None:
 def test_failures_over_a_socket(url: str, mode: str, error: str, transport: str) -> None:
     """A failing server gives errors of the right class by both transports; the loop goes on, and retries nothing."""
     stamps(url, reset=True)
-    _, records = load(f"{url}/{mode}", seconds=0.6, transport=transport)
-    assert {r.error for r in records} == {error}
-    assert stamps(url)["requests"] == len(records)
-    assert len(records) > 5
+    _, records = load(f"{url}/{mode}", 20, transport=transport)
+    assert [r.error for r in records] == [error] * 20
+    assert stamps(url)["requests"] == 20
 
 
 @pytest.mark.parametrize(
@@ -120,14 +122,14 @@ def test_failures_over_a_socket(url: str, mode: str, error: str, transport: str)
 )
 def test_timeouts_see_through_keep_alive_comments(url: str, mode: str, limits: Timeouts, error: str) -> None:
     """A stream that only pings is given up, each limit as its own class, with the time it really took."""
-    _, records = load(f"{url}/{mode}", seconds=0.3, timeouts=limits)
-    assert {r.error for r in records} == {error}
+    _, records = load(f"{url}/{mode}", 10, timeouts=limits)
+    assert [r.error for r in records] == [error] * 10
     assert all(0.29 < r.end_s - r.start_s < 10 for r in records)
 
 
 def test_a_stalled_stream_cannot_hold_the_point(url: str) -> None:
     """What is still in flight when the drain ends is cancelled and recorded."""
-    result, records = load(f"{url}/hang", seconds=1.0, drain_s=0.3)
+    result, records = load(f"{url}/hang", None, seconds=4.0, drain_s=0.3)
     assert {r.error for r in records} == {"cancelled"}
     assert len(records) == 5
     assert not result.interrupted
@@ -135,7 +137,7 @@ def test_a_stalled_stream_cannot_hold_the_point(url: str) -> None:
 
 def test_a_list_that_ends_early_ends_the_point(url: str) -> None:
     """A finite list is sent once, completely, and then the point is over."""
-    _, records = load(url, seconds=30.0, limit=12)
+    _, records = load(url, 12)
     assert sorted(r.index for r in records) == list(range(12))
 
 
@@ -176,7 +178,7 @@ def test_nobody_listens() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-        result, records = load(f"http://127.0.0.1:{port}")
+        result, records = load(f"http://127.0.0.1:{port}", None)
     assert (result.server_died, records) == (True, [])
     assert "refused" in result.detail
 
@@ -197,7 +199,7 @@ def full_queue() -> Iterator[str]:
 @pytest.mark.parametrize("transport", ["raw", "aiohttp"])
 def test_a_connection_that_does_not_come_about(full_queue: str, transport: str) -> None:
     """Ahead of the point it is a dead server; for a request it is a class of its own."""
-    result, records = load(full_queue, transport=transport, timeouts=Timeouts(connect_s=0.3), limit=5)
+    result, records = load(full_queue, 5, transport=transport, timeouts=Timeouts(connect_s=0.3))
     if transport == "raw":
         assert (result.server_died, result.detail, records) == (True, "connecting timed out", [])
     else:  # opens its connections with the first requests
@@ -214,7 +216,7 @@ def test_a_server_that_dies_ends_the_point() -> None:
         def on_progress(now_s: float) -> None:
             if any(record.ok for record in records) and not process_end.is_set():
                 process_end.set()
-                with contextlib.suppress(http.client.RemoteDisconnected):
+                with contextlib.suppress(OSError):  # it hangs up, in one way or another
                     urllib.request.urlopen(f"{base}/quit").close()
 
         result = run_closed_loop(plan, WORK.requests(2, 1), KEY, 1, records.extend, on_progress)

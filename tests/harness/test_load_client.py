@@ -39,7 +39,7 @@ def exchange_of(client: Client, tokens: int, index: int = 0) -> tuple[Exchange, 
 
 
 def test_records_of_streams_that_end_together_come_in_portions() -> None:
-    """However many there are: none twice, none lost, in the order in which they ended."""
+    """However many there are: none twice, none lost, in the order in which they ended, and never many at a time."""
 
     async def scenario() -> list[Records]:
         sent: list[object] = []
@@ -49,7 +49,7 @@ def test_records_of_streams_that_end_together_come_in_portions() -> None:
         return [message for message in sent if isinstance(message, Records)]
 
     portions = asyncio.run(scenario())
-    assert [len(portion.records) for portion in portions] == [128, 128, 44]
+    assert max(len(portion.records) for portion in portions) <= 128  # fewer where parsing has taken long
     assert [record.index for portion in portions for record in portion.records] == [*range(300)]
 
 
@@ -125,7 +125,7 @@ def test_client_processes_die_with_a_killed_parent() -> None:
             workers = psutil.Process(parent.pid).children()
             assert len(workers) == 2
             parent.send_signal(signal.SIGKILL)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers):
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -43,7 +43,7 @@ def test_started_servers_are_proven_and_stopped(tmp_path: Path) -> None:
         ServerPlan("baseline", ("baseline",), (*SIM, "baseline")),
         ServerPlan("speculative", ("eagle3",), (*SIM, "eagle3")),
     ]
-    with running(plans, tmp_path, 60.0, threading.Event(), quiet) as found:
+    with running(plans, tmp_path, 200.0, threading.Event(), quiet) as found:
         servers = [server for server in found.values() if isinstance(server, Server)]
         pids = [server.record.pid for server in servers]
         assert [server.record.worker for server in servers] == ["none", "EAGLEWorkerV2"]
@@ -55,7 +55,7 @@ def test_started_servers_are_proven_and_stopped(tmp_path: Path) -> None:
 def test_a_listener_of_another_process_is_not_ours(tmp_path: Path) -> None:
     """The negative control of the port check: a server on the same port does not pass for one that failed to bind."""
     plan = ServerPlan("baseline", ("baseline",), (*SIM, "baseline"))
-    with running([plan], tmp_path, 60.0, threading.Event(), quiet) as found:
+    with running([plan], tmp_path, 200.0, threading.Event(), quiet) as found:
         server = found["baseline"]
         assert isinstance(server, Server)
         port = int(server.endpoint.url.rsplit(":", 1)[1])
@@ -71,7 +71,7 @@ def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
     """The last error of its log, its exit code and its log's name are in one line."""
     code = "import sys; print('loading'); print('ValueError: no such model'); sys.exit(7)"
     plan = ServerPlan("baseline", ("baseline",), (sys.executable, "-c", code))
-    with running([plan], tmp_path, 60.0, threading.Event(), quiet) as found:
+    with running([plan], tmp_path, 200.0, threading.Event(), quiet) as found:
         died = found["baseline"]
     assert isinstance(died, ServerDied)
     assert "ended with code 7: ValueError: no such model" in str(died)

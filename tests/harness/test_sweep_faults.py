@@ -139,7 +139,7 @@ def simulated(port: int, seed: int, *more: str) -> Iterator[subprocess.Popen[byt
     """A simulated server that is up."""
     command = [sys.executable, "-m", "harness.sim.server", "--variant", "baseline", "--port", str(port)]
     with subprocess.Popen([*command, "--seed", str(seed), *more], cwd=ROOT) as process:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 200
         try:
             while True:
                 with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
@@ -187,7 +187,7 @@ def test_ctrl_c_twice_ends_at_once_and_leaves_nothing(tmp_path: Path, pause_s: f
         with suppress(subprocess.TimeoutExpired):
             process.wait(pause_s)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=200)
     assert process.returncode == 130, line + errors
     assert "Traceback" not in errors
     assert len(RunFolder(out).levels()) <= 1

@@ -120,9 +120,9 @@ def test_a_point_is_measured_with_its_servers_gpus(tmp_path: Path) -> None:
     plan = ServerPlan("baseline", ("baseline",), command, {"CUDA_VISIBLE_DEVICES": "1"})
     config = make_config(
         {"attach": {"baseline": "http://127.0.0.1:1"}, "variants": ["baseline"], "concurrency": [1], "repeats": 1}
-        | {"duration": 0.5, "warmup": 0.1, "output_tokens": 8, "client_workers": 1}
+        | {"duration": 2.0, "warmup": 0.1, "output_tokens": 8, "client_workers": 1}
     )
-    with running([plan], tmp_path, 60.0, threading.Event(), lambda line: None) as found:
+    with running([plan], tmp_path, 200.0, threading.Event(), lambda line: None) as found:
         server = found["baseline"]
         assert isinstance(server, Server)
         assert server.record.gpus.counted == (Gpu(1, "GPU-1"),)

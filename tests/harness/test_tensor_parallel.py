@@ -43,7 +43,7 @@ def test_eight_ranks_reach_both_launchers(tmp_path: Path) -> None:
         }
     )
 
-    with running(server_plans(config), tmp_path, 60.0, threading.Event(), lambda line: None) as found:
+    with running(server_plans(config), tmp_path, 200.0, threading.Event(), lambda line: None) as found:
         assert all(isinstance(one, ServerDied) for one in found.values())
 
     seen = {one["module"]: one for one in (json.loads(file.read_text()) for file in recorded.iterdir())}

@@ -159,7 +159,7 @@ def simulated() -> Iterator[str]:
             server.kill()
 
 
-QUICK = ["--warmup", "0.3", "--duration", "1", "--input-tokens", "8", "--output-tokens", "8", "--concurrency", "2"]
+QUICK = ["--warmup", "0.3", "--duration", "2.5", "--input-tokens", "8", "--output-tokens", "8", "--concurrency", "2"]
 
 
 @pytest.mark.usefixtures("trusted")

@@ -41,8 +41,8 @@ def test_always_off_equals_the_baseline(
     totals, steps = _window(patched, before)
     assert totals["steps_on"] == 0
     assert totals["steps_off"] > 0
-    # a fast server may end a request before the last one has come, but must have gone beyond its graphs
-    least = min(at_once, machine.largest_graph + 1 if machine.largest_graph else MAX_RUNNING_REQUESTS)
+    # a request may end before the last one has come, but the batch must have gone beyond its graphs
+    least = min(at_once, machine.largest_graph + 1 if machine.largest_graph else MAX_RUNNING_REQUESTS // 2)
     assert least <= max(batch for batch, _ in steps) <= at_once
 
 
@@ -105,26 +105,24 @@ def test_a_threshold_that_never_rests(patched: Patched, reference: dict[str, lis
     """A new one as often as the server takes them, a hundred a second at most: no trace in the tokens, no slot lost."""
     patched.server.flush()
     free, before = patched.server.internal_state()["probe_free_kv_slots"], patched.state()
-    over, numbers = threading.Event(), random.Random(1)
+    over, numbers, taken = threading.Event(), random.Random(1), list[object]()
 
-    def flip() -> list[object]:
-        taken = []
+    def flip() -> None:
         while not over.wait(0.01):
             update = {"speculative_disable_batch_threshold": numbers.choice((-1, 0, 1, 3, 6, 12))}
             taken.append(patched.server.post("/set_internal_state", {"server_args": update}))
-        return taken
 
     with ThreadPoolExecutor(1) as pool:
         flipping = pool.submit(flip)
         try:
-            replies = patched.server.generate_all(streams())
+            # How many thresholds fall into one round is the machine's affair.
+            while len(taken) <= 20 or _window(patched, before)[0]["switches"] < 4:
+                replies = patched.server.generate_all(streams())
+                assert differences(answers(replies), reference["streams"]) == []
         finally:
             over.set()
+        flipping.result()
 
-    assert differences(answers(replies), reference["streams"]) == []
-    assert len(flipping.result()) > 20
-    assert all(answer in ([True], True, [{"updated": True}]) for answer in flipping.result())
-    totals, _ = _window(patched, before)
-    assert totals["switches"] >= 4
+    assert all(answer in ([True], True, [{"updated": True}]) for answer in taken)
     patched.server.flush()
     assert patched.server.internal_state()["probe_free_kv_slots"] == free

@@ -18,6 +18,7 @@ from harness.runfolder import RunFolder, RunWriter
 from harness.sweep import Keys, opened
 from harness.variants import server_plans
 from harness.verify import verify_run
+from tests.harness.commands import CROWDED
 from tests.tuner.test_tune import Quiet
 from tuner.asked import TuneOptions
 from tuner.budget import Budget
@@ -40,7 +41,7 @@ class Shown(Quiet):
 
 def test_each_length_is_sent_to_the_same_server(tmp_path: Path) -> None:
     """Prompts are as long as asked, points are proven, and history and logs are those of the whole."""
-    settings = {"sim": "h200-llama31-8b-illustrative", "concurrency": [2], "duration": 0.5, "warmup": 0.2}
+    settings = {"sim": "h200-llama31-8b-illustrative", "concurrency": [2], "duration": 2.5, "warmup": 0.2}
     config = tuning_config(make_config(settings | {"output_tokens": 16}))
     options = TuneOptions(context_lengths=(64, 512))
     stop = threading.Event()
@@ -60,7 +61,7 @@ def test_each_length_is_sent_to_the_same_server(tmp_path: Path) -> None:
         ]
     assert len({row.server_run for row in rows}) == 1
     # A crowded machine may have limited client or server; what ran must be proven all the same.
-    assert {row.verdict for row in rows} <= {"ok", "client_limited", "simulation_slipped", "unstable", "few_requests"}
+    assert {row.verdict for row in rows} <= {*CROWDED, "ok"}
     for length in (64, 512):
         folder = folder_of(run, length)
         assert {record.prompt_tokens for record in RunFolder(folder).requests()} == {length}

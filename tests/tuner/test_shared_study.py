@@ -100,7 +100,7 @@ def running(command: list[str], port: int, **how: Any) -> Iterator[None]:
             yield
         finally:
             process.send_signal(signal.SIGINT)  # to PostgreSQL: do not wait for clients
-            process.wait(timeout=60)
+            process.wait(timeout=200)
 
 
 def tune_twice(storage: str, folder: Path) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from harness.sweep import Keys, opened
 from harness.variants import server_plans
 from harness.verify import verify_run
 from patched_worker.policy import Policy
+from tests.harness.commands import CROWDED
 from tests.tuner.runs import eagle3, rows
 from tests.tuner.test_tune import Quiet
 from tuner.asked import TuneOptions
@@ -90,7 +91,7 @@ def test_points_under_waves_on_a_simulated_server(tmp_path: Path) -> None:
         with wave_bench(bench, {}, 8, ["test"], stop) as (under, _):  # goes on with its own waves and rows
             assert [row.key for row in under.writer.rows] == [calm.key, hasty.key]
     # A crowded machine may have limited client or server; what ran must be proven all the same.
-    assert {calm.verdict, hasty.verdict} <= {"ok", "client_limited", "simulation_slipped"}
+    assert {calm.verdict, hasty.verdict} <= {*CROWDED, "ok"}
     assert calm.requests == hasty.requests > 20
     assert hasty.switches
     assert calm.in_flight_mean

@@ -46,6 +46,7 @@ class Desk:
         self._environment = environment | _THREADS
         self._lock = asyncio.Lock()
         self._process: Process | None = None
+        self._let_go: list[Process] = []  # told to end, and perhaps not ended yet
         self._idle: asyncio.TimerHandle | None = None
         self._kept: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
         self._decoder = msgspec.json.Decoder(_Answer)
@@ -77,11 +78,12 @@ class Desk:
             return body
 
     async def close(self) -> None:
-        """End the process."""
+        """End the process, and any that was let go before and has not ended yet."""
         if self._idle is not None:
             self._idle.cancel()
-        process, self._process = self._process, None
-        if process is not None:
+        self._let_process_go()
+        ended, self._let_go = self._let_go, []
+        for process in ended:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
@@ -120,6 +122,12 @@ class Desk:
     def _end_idle(self) -> None:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()  # the end of its input ends it
+        self._let_process_go()
+
+    def _let_process_go(self) -> None:
+        self._let_go = [process for process in self._let_go if process.returncode is None]
+        if self._process is not None:
+            self._let_go.append(self._process)
         self._process = None
 
     def _keep(self, key: tuple[Any, ...], body: bytes) -> None:

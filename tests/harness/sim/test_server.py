@@ -349,7 +349,7 @@ def test_process_says_when_it_is_ready_and_stops_on_sigterm() -> None:
         line = process.stdout.readline()
         assert line.startswith("simulated baseline server ready at http://127.0.0.1:")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(200) == 0
     finally:
         process.kill()
         process.communicate()

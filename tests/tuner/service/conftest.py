@@ -30,7 +30,7 @@ class Stage:
         self.runner.run(self._played(scenario, at, backend or Backend()))
 
     async def _played(self, scenario: Scenario, at: str, backend: Backend) -> None:
-        async with asyncio.timeout(90), serving(backend):
+        async with asyncio.timeout(250), serving(backend):
             page = await self.browser.open(f"{backend.url}/{at}")
             await (page.settled() if backend.token is None else page.until("document.querySelector('#login[open]')"))
             await scenario(backend, page)

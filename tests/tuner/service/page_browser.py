@@ -31,7 +31,7 @@ FLAGS = (
     "--no-default-browser-check", "--disable-extensions",
     "--disable-features=SpareRendererForSitePerProcess", "--remote-debugging-port=0",
 )  # fmt: skip
-PATIENCE_S = 40.0
+PATIENCE_S = 100.0
 # Keys that type nothing, or more than their own name: code and number of the key, and the text it types.
 KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), " ": (32, " "), "Escape": (27, ""), "ArrowRight": (39, ""),
         "ArrowLeft": (37, ""), "ArrowDown": (40, ""), "Home": (36, ""), "End": (35, "")}  # fmt: skip
@@ -278,4 +278,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             break
         except subprocess.TimeoutExpired:
             continue
-    process.wait(timeout=10)
+    process.wait(timeout=60)

@@ -29,7 +29,7 @@ from tuner.service.service import Service
 from tuner.service.store import make_folder
 
 TOKEN = "a-token-for-tests"
-PATIENT_S = 60.0  # what nothing takes, on the slowest machine
+PATIENT_S = 150.0  # what nothing takes, on the slowest machine
 OPENAPI = msgspec.json.decode(document(ROUTES))
 Client = TestClient[web.Request, web.Application]
 

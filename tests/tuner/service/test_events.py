@@ -121,7 +121,7 @@ def test_silence_is_broken_by_a_comment(monkeypatch: pytest.MonkeyPatch) -> None
 
 async def read_event(content: aiohttp.StreamReader, kind: str) -> dict[str, object]:
     """The next event of a kind."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(150):
         while True:
             block = (await content.readuntil(b"\n\n")).decode()
             if f"event: {kind}\n" in block:

@@ -32,7 +32,7 @@ from tuner.service.runner import GO, exit_file, mark_of, pid_file
 from tuner.service.runs import Runs
 
 PLAN = Plan("sweep", "box", ["--concurrency=1,2"], 6, 10.0)
-PATIENT_S = 60.0
+PATIENT_S = 150.0
 # A program in place of SpecPivot: it waits for a file called CODE, or a Ctrl-C, and ends with that code.
 PROGRAM = """
 import pathlib, signal, sys, time

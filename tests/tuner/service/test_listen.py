@@ -14,7 +14,7 @@ from harness.errors import UserError
 from tests.tuner.service.services import until
 from tuner.service.listen import Doorkeeper, bound
 
-PATIENT_S = 60.0
+PATIENT_S = 150.0
 
 
 @asynccontextmanager

@@ -27,7 +27,7 @@ from tests.tuner.runs import write_run
 from tuner.service.runner import mark_of
 
 ROOT = Path(__file__).parent.parent.parent.parent
-PATIENT_S = 100.0
+PATIENT_S = 150.0
 COMMAND = (sys.executable, "-m", "specpivot", "serve")
 SERVICE = (sys.executable, "-m", "tuner.service")  # what it becomes
 PATIENT_TEST_S = 400
@@ -91,7 +91,7 @@ def test_a_job_outlives_a_killed_service(tmp_path: Path) -> None:
     assert mark_of(int(pid)) == mark
     with served(SERVICE, tmp_path) as (url, _):
         seen = call(f"{url}/api/v1/jobs/{job['id']}")
-        assert seen["state"] in ("running", "done")
+        assert seen["state"] in ("running", "done", "failed")  # it may have ended by now, and how is looked at below
         ended = until(lambda: call(f"{url}/api/v1/jobs/{job['id']}"), lambda found: found["state"] != "running")
         assert (ended["points_done"], ended["points_planned"]) == (2, 2)
         # A busy machine may spoil both points, which is no matter of the service's.
