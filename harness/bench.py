@@ -14,14 +14,14 @@ from harness.api import PlannedRequest
 from harness.checks import judge, sent_share
 from harness.config import SweepConfig
 from harness.crowd import Crowd, mean_users
-from harness.edges import Reading, proven, read
+from harness.edges import Reading, proven, read, with_counts
 from harness.endpoint import CONTROL_TIMEOUT_S
 from harness.errors import UserError
 from harness.levelsfile import as_written
 from harness.load import LoadResult, WorkerCrashed, run_closed_loop, run_open_loop
 from harness.load_plan import LoadPlan
 from harness.metrics import level_metrics
-from harness.proof import agreed_ranks, wrong_worker
+from harness.proof import wrong_worker
 from harness.records import LevelRow, PointKey, RequestRecord, Status, Variant
 from harness.runfolder import RunWriter
 from harness.selftest import load_calibration
@@ -217,25 +217,9 @@ class Bench:
         row = self._row(server, key, policy, judgement.status, judgement.verdict)
         if row.usable and after.slipped_s - before.slipped_s > SLIP_LIMIT * metrics.duration_s:
             row = replace(row, status="invalid", verdict="simulation_slipped")
-        figures = metrics.row_fields()
-        if steps is not None:
-            # Requests cannot tell plain steps from verify steps; the worker's sums have no interval.
-            figures |= {"accept_len": steps.accept_len, "accept_len_low": None, "accept_len_high": None}
-        generated = None if before.generated is None or after.generated is None else after.generated - before.generated
-        return replace(
-            row,
-            flags=judgement.flags,
-            dropped=dropped,
-            client_lag_p99_s=client.lag_p99_s,
-            client_cpu=client.cpu,
-            steps_on=steps.on if steps else None,
-            steps_off=steps.off if steps else None,
-            switches=steps.switches if steps else None,
-            worker_tokens=steps.tokens if steps else None,
-            ranks=agreed_ranks(after.block) if steps else None,
-            server_tokens=None if generated is None else round(generated),
-            **figures,
-        )
+        row = replace(row, flags=judgement.flags, dropped=dropped, **metrics.row_fields())
+        row = replace(row, client_lag_p99_s=client.lag_p99_s, client_cpu=client.cpu)
+        return with_counts(row, steps, before, after)
 
     def _note_stranger(self, server: Server, key: PointKey) -> None:
         """Write into the manifest which server answers now where another was proven before."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from harness.endpoint import specpivot_block
-from harness.proof import Steps, contradiction, identity, simulation_of, steps_between
+from harness.proof import Steps, agreed_ranks, contradiction, identity, simulation_of, steps_between
+from harness.records import LevelRow
 from harness.servers import Server
 from patched_worker.policy import Policy
 
@@ -44,3 +46,23 @@ def proven(before: Reading, after: Reading, policy: Policy | None) -> tuple[Step
     except ValueError as error:
         return None, str(error)
     return steps, contradiction(steps, after.block, policy)
+
+
+def with_counts(row: LevelRow, steps: Steps | None, before: Reading, after: Reading) -> LevelRow:
+    """The row with what the server, and a patched worker's `steps`, counted between two readings."""
+    if before.generated is not None and after.generated is not None:
+        row = replace(row, server_tokens=round(after.generated - before.generated))
+    if steps is None:
+        return row
+    return replace(
+        row,
+        steps_on=steps.on,
+        steps_off=steps.off,
+        switches=steps.switches,
+        worker_tokens=steps.tokens,
+        ranks=agreed_ranks(after.block),
+        # Requests cannot tell plain steps from verify steps; the worker's sums have no interval.
+        accept_len=steps.accept_len,
+        accept_len_low=None,
+        accept_len_high=None,
+    )

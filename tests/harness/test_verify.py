@@ -7,22 +7,12 @@ import pytest
 
 from harness.errors import UserError
 from harness.metrics import level_metrics
-from harness.records import SCHEMA_VERSION, LevelRow, Manifest, RequestRecord, Settings, Workload
+from harness.records import LevelRow, Manifest, RequestRecord, Settings
 from harness.runfolder import RunFolder, RunWriter
 from harness.verify import ADDED_INTERVALS, verify_run
+from tests.harness.test_runfolder import MANIFEST as EMPTY
 
-MANIFEST = Manifest(
-    schema=SCHEMA_VERSION,
-    source="simulated",
-    created_at="2026-01-01T00:00:00+00:00",
-    command=("specpivot", "sweep"),
-    specpivot_version="0",
-    settings=Settings(("forced_off",), (2,), 1, 1.0, 0.0),
-    config={},
-    workload=Workload("random", 8, 8, 1, "0" * 64),
-    environment={},
-    latency_intervals=True,
-)
+MANIFEST = msgspec.structs.replace(EMPTY, settings=Settings(("forced_off",), (2,), 1, 1.0, 0.0), latency_intervals=True)
 OLD = msgspec.structs.replace(MANIFEST, latency_intervals=False)
 # Two slots, each busy for the whole of a second: ten requests of eight tokens, 24 ms apart.
 RECORDS = [
