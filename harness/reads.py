@@ -45,7 +45,7 @@ class Receiver(Protocol):
 
 
 class Reads:
-    """Reads from all watched connections as soon as the running event loop finds something on any.
+    """Reads from all watched connections as soon as the event loop that runs then finds something on any.
 
     Args:
         backlog: of the exchanges that are read here.
@@ -56,9 +56,12 @@ class Reads:
         self._receivers: dict[int, Receiver] = {}
         self._streaming: dict[int, Stored] = {}
         self._epoll = select.epoll()
-        asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._read_ready)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def watch(self, fd: int, receiver: Receiver) -> None:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._epoll.fileno(), self._read_ready)
         self._receivers[fd] = receiver
         self._epoll.register(fd, _WATCHED)
 
@@ -71,7 +74,8 @@ class Reads:
                 self._epoll.unregister(fd)
 
     def close(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._epoll.fileno())
+        if self._loop is not None:
+            self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
 
     def _read_ready(self) -> None:
@@ -98,7 +102,7 @@ class Reads:
         """Hand on a read, with what else there is where that may not have been all."""
         ended = not data
         if data and (len(data) == COMMON_BYTES or event != select.EPOLLIN):
-            data, ended = self._rest(fd, data)
+            data, ended = self._rest(fd, data, event)
             now = monotonic()
         stored = self._receivers[fd].received(now, data, ended)
         if stored is None:
@@ -106,7 +110,7 @@ class Reads:
         else:
             self._streaming[fd] = stored
 
-    def _rest(self, fd: int, data: bytes) -> tuple[bytes, bool]:
+    def _rest(self, fd: int, data: bytes, event: int) -> tuple[bytes, bool]:
         """`data` and what comes after it, and whether the stream ended there."""
         pieces = [data]
         for _ in range(_READS_IN_A_ROW):
@@ -118,6 +122,8 @@ class Reads:
                 return b"".join(pieces), True
             if not pieces[-1]:
                 return b"".join(pieces), True
+            if len(pieces[-1]) < _REST_BYTES and event == select.EPOLLIN:
+                return b"".join(pieces), False  # what comes later is told of
         self._epoll.modify(fd, _WATCHED)  # more may be there: tell again, after the others' turn
         return b"".join(pieces), False
 

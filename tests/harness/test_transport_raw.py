@@ -23,7 +23,7 @@ def chunk(body: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(body), body)
 
 
-def talking_to(serve: Serve, scenario: Callable[[RawTransport], Awaitable[None]]) -> None:
+def talking_to(serve: Serve, scenario: Callable[[RawTransport, Backlog], Awaitable[None]]) -> None:
     """Run a scenario with a transport to a server that does `serve` for each connection, and then closes it."""
     served: set[asyncio.Task[None]] = set()
 
@@ -38,9 +38,10 @@ def talking_to(serve: Serve, scenario: Callable[[RawTransport], Awaitable[None]]
 
     async def talk() -> None:
         server = await asyncio.start_server(handle, "127.0.0.1", 0)
-        transport = RawTransport(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x", {}, Backlog())
+        backlog = Backlog()
+        transport = RawTransport(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x", {}, backlog)
         async with server:
-            await scenario(transport)
+            await scenario(transport, backlog)
             await transport.close()
             await asyncio.gather(*served)
 
@@ -52,10 +53,10 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def exchanged(transport: RawTransport) -> Exchange:
+async def exchanged(transport: RawTransport, backlog: Backlog) -> Exchange:
     """One exchange, from the sending to its end."""
     over = asyncio.Event()
-    exchange = Exchange(PlannedRequest(0, b"{}", None, None), 0.0, Backlog())
+    exchange = Exchange(PlannedRequest(0, b"{}", None, None), 0.0, backlog)
     transport.submit(exchange, lambda _: over.set())
     await over.wait()
     return exchange
@@ -82,13 +83,16 @@ def test_a_connection_carries_one_exchange_after_the_other() -> None:
                 writer.write(data)
                 await asyncio.sleep(0.002)  # mostly a read each; the outcome is the same where it is not
 
-    async def scenario(transport: RawTransport) -> None:
+    async def scenario(transport: RawTransport, backlog: Backlog) -> None:
         for _ in range(3):
-            exchange = await exchanged(transport)
+            exchange = await exchanged(transport, backlog)
             assert (exchange.error, exchange.status) == (None, 200)
             assert b"".join(body for _, body in exchange.reads) == b"abc" + b"d" * 5000 + b"ef"
             stamps = [exchange.sent_s, *(now for now, _ in exchange.reads), exchange.end_s]
             assert stamps == sorted(stamps)
+            assert backlog.unparsed_bytes > 5003
+            exchange.take(len(exchange.reads))
+            assert backlog.unparsed_bytes == 0
 
     talking_to(serve, scenario)
     assert connections == 1
@@ -106,13 +110,13 @@ def test_reads_go_on_after_some_were_taken() -> None:
         await asyncio.sleep(0.01)
         writer.write(LAST)
 
-    async def scenario(transport: RawTransport) -> None:
+    async def scenario(transport: RawTransport, backlog: Backlog) -> None:
         over = asyncio.Event()
-        exchange = Exchange(PlannedRequest(0, b"{}", None, None), 0.0, Backlog())
+        exchange = Exchange(PlannedRequest(0, b"{}", None, None), 0.0, backlog)
         transport.submit(exchange, lambda _: over.set())
         await until(lambda: bool(exchange.reads))
         taken = exchange.take(1)
-        assert exchange.backlog.unparsed_bytes == 0
+        assert backlog.unparsed_bytes == 0
         go_on.set()
         await over.wait()
         assert [body for _, body in taken + exchange.reads] == [b"a", b"b"]
@@ -130,9 +134,9 @@ def test_a_server_that_closes_behind_its_answer_costs_no_request() -> None:
         served += 1
         writer.write(HEAD + chunk(b"a") + LAST)
 
-    async def scenario(transport: RawTransport) -> None:
+    async def scenario(transport: RawTransport, backlog: Backlog) -> None:
         for _ in range(3):
-            assert (await exchanged(transport)).error is None
+            assert (await exchanged(transport, backlog)).error is None
             await until(lambda: not any(connection.usable for connection in transport.free))
 
     talking_to(serve, scenario)
@@ -145,9 +149,9 @@ def test_a_server_that_hangs_up_at_once_is_an_error_of_its_own() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pass
 
-    async def scenario(transport: RawTransport) -> None:
+    async def scenario(transport: RawTransport, backlog: Backlog) -> None:
         for _ in range(20):
-            assert (await exchanged(transport)).error in ("connect_failed", "connection_lost")
+            assert (await exchanged(transport, backlog)).error in ("connect_failed", "connection_lost")
 
     talking_to(serve, scenario)
 
@@ -162,7 +166,7 @@ def test_bytes_that_nobody_asked_for_end_a_connection() -> None:
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
 
-    async def scenario(transport: RawTransport) -> None:
+    async def scenario(transport: RawTransport, backlog: Backlog) -> None:
         await transport.open(1)
         (connection,) = transport.free
         assert connection.usable
