@@ -48,6 +48,11 @@ def test_a_run_that_goes_on_on_another_gpu_says_so(tmp_path: Path) -> None:
     assert told.count(f"warning: {moved}") == 1
 
 
+def test_a_run_that_begins_now_says_that_its_rows_have_all_intervals() -> None:
+    """Without that, verify would take blanked ones for those of an old run."""
+    assert new_manifest(CONFIG, ["x"]).latency_intervals
+
+
 def test_only_the_gpus_of_a_resumed_run_may_be_said_anew(tmp_path: Path) -> None:
     """All else is as it was begun."""
     RunWriter.create(tmp_path / "run", new_manifest(CONFIG, ["x"])).close()

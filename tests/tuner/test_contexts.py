@@ -19,7 +19,7 @@ from harness.sweep import Keys, opened
 from harness.variants import server_plans
 from harness.verify import verify_run
 from tests.harness.commands import CROWDED
-from tests.tuner.test_tune import Quiet
+from tests.tuner.lab import Quiet
 from tuner.asked import TuneOptions
 from tuner.budget import Budget
 from tuner.contexts import Across, _bench, _length, folder_of, in_words

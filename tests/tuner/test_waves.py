@@ -20,8 +20,8 @@ from harness.variants import server_plans
 from harness.verify import verify_run
 from patched_worker.policy import Policy
 from tests.harness.commands import CROWDED
+from tests.tuner.lab import Quiet
 from tests.tuner.runs import eagle3, rows
-from tests.tuner.test_tune import Quiet
 from tuner.asked import TuneOptions
 from tuner.hysteresis import Wave
 from tuner.session import let_play_dynamic
