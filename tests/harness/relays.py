@@ -94,18 +94,24 @@ async def _request(reader: asyncio.StreamReader) -> tuple[list[bytes], bytes]:
 def _serving(serve: Serve, context: ssl.SSLContext | None = None) -> Iterator[int]:
     """Serve on a free port of 127.0.0.1, from an event loop in a thread of its own; yields the port."""
     loop = asyncio.new_event_loop()
+    writers: set[asyncio.StreamWriter] = set()
 
     async def quietly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.add(writer)
         with suppress(OSError, asyncio.IncompleteReadError):
             await serve(reader, writer)
         writer.close()
 
     async def end() -> None:
         server.close()
+        await asyncio.sleep(0)  # whoever was let in has begun
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in writers:  # of those that were cancelled, too
+            writer.transport.abort()
+        await asyncio.sleep(0.01)  # some turns of the loop, in which they are closed
 
     server = loop.run_until_complete(asyncio.start_server(quietly, "127.0.0.1", 0, ssl=context))
     thread = threading.Thread(target=loop.run_forever)
@@ -113,7 +119,7 @@ def _serving(serve: Serve, context: ssl.SSLContext | None = None) -> Iterator[in
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
-        asyncio.run_coroutine_threadsafe(end(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(end(), loop).result(200)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

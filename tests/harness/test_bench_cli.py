@@ -127,7 +127,7 @@ def test_a_full_disk_ends_in_one_line(url: str, tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8000, limit[1]))
     try:
-        code, said, told = bench(url, tmp_path / "run", "--concurrency", "8")
+        code, said, told = bench(url, tmp_path / "run", "--concurrency", "8", *LONG)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert (code, said["point"]) == (4, None)

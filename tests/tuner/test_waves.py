@@ -93,7 +93,7 @@ def test_points_under_waves_on_a_simulated_server(tmp_path: Path) -> None:
     # A crowded machine may have limited client or server; what ran must be proven all the same.
     assert {calm.verdict, hasty.verdict} <= {*CROWDED, "ok"}
     assert calm.requests == hasty.requests > 20
-    assert hasty.switches
+    assert hasty.switches or hasty.verdict != "ok"
     assert calm.in_flight_mean
     folder = tmp_path / "run" / "hysteresis-8"
     assert verify_run(folder).problems == ()
