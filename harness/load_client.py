@@ -1,8 +1,7 @@
 """The requests of one client process: sent, watched, and parsed when there is time.
 
 While requests are in flight, reads are only stamped and stored. They are parsed in slices of a fraction of a
-millisecond when the event loop is not busy, in the pauses in which reads gather, or when more than this process's share
-of memory is unparsed.
+millisecond when the event loop is not busy, or when more than this process's share of memory is unparsed.
 """
 
 from __future__ import annotations
@@ -186,13 +185,7 @@ class Client:
                     before = self.backlog.reads
                     await asyncio.sleep(0)  # one turn of the loop, which reads what has come
                     if self.backlog.reads - before < _ENOUGH_READS:
-                        self._pause(_GATHER_S)
-
-    def _pause(self, pause_s: float) -> None:
-        """Do not read for a moment, half of which may go to parsing what has ended, while its memory is warm."""
-        until_s = monotonic() + pause_s
-        self.parse(pause_s / 2)
-        time.sleep(max(0.0, until_s - monotonic()))
+                        time.sleep(_GATHER_S)  # noqa: ASYNC251 - the loop must not wake up; that is the point
 
     # -- parsing -----------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,7 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 
-from harness import load_client
 from harness.api import PlannedRequest
 from harness.load_client import Client
 from harness.load_plan import Begin, Feed, LoadPlan, Need, Records
@@ -87,27 +85,6 @@ def test_parsing_stops_at_its_budget() -> None:
     (message,) = sent
     assert isinstance(message, Records)
     assert (message.records[0].output_tokens, message.records[0].error) == (400, None)
-
-
-def test_what_has_ended_is_parsed_in_the_pause_between_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pause is as long with parsing as without: the client sleeps for what parsing leaves of it."""
-    now = [0.0]
-    slept: list[float] = []
-    monkeypatch.setattr(load_client, "monotonic", lambda: now[0])
-    monkeypatch.setattr(load_client.time, "sleep", slept.append)
-    client = client_of([])
-    budgets: list[float] = []
-    takes_s = [0.25, 0.0, 2.0]
-
-    def parse(budget_s: float) -> None:
-        budgets.append(budget_s)
-        now[0] += takes_s.pop(0)
-
-    monkeypatch.setattr(client, "parse", parse)
-    for _ in range(3):
-        client._pause(1.0)
-    assert budgets == [0.5] * 3
-    assert slept == [0.75, 1.0, 0.0]
 
 
 def test_requests_are_asked_for_ahead_of_need() -> None:
