@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 MAX_HEAD_BYTES: Final = 1 << 18
-COMMON_BYTES: Final = 4096  # reads shorter than this may be recognised by their length
+_COMMON_BYTES: Final = 4096  # reads shorter than this may be recognised by their length
 _HEAD, _COUNTED, _CHUNK_SIZE, _CHUNK, _CHUNK_END, _TRAILERS, _UNTIL_CLOSE, _DONE = range(8)
 
 
@@ -44,6 +44,20 @@ class ResponseFramer:
         Raises:
             MalformedResponse: the bytes break HTTP's framing.
         """
+        if self._state == _CHUNK_SIZE and len(data) < _COMMON_BYTES and not self._tail:
+            # A server that streams writes one chunk per event, and a read mostly holds just that.
+            lines = _SIZE_LINES[len(data)]
+            if data.startswith(lines):
+                return data[len(lines[0]) : -2]
+        return self._feed_slowly(data)
+
+    def end_of_stream(self) -> bool:
+        """Tell the framer that the peer closed; True if that ends the response properly."""
+        if self._state == _UNTIL_CLOSE:
+            self._state, self.done = _DONE, True
+        return self.done
+
+    def _feed_slowly(self, data: bytes) -> bytes:
         data = self._tail + data if self._tail else data
         self._tail = b""
         at = 0
@@ -57,17 +71,6 @@ class ResponseFramer:
         if at < len(data):
             self.keep_alive = False  # bytes after the response: nobody asked for them
         return b"".join(body)
-
-    @property
-    def between_chunks(self) -> bool:
-        """The next byte begins a chunk, so that a read which WHOLE_CHUNK recognises need not be fed."""
-        return self._state == _CHUNK_SIZE and not self._tail
-
-    def end_of_stream(self) -> bool:
-        """Tell the framer that the peer closed; True if that ends the response properly."""
-        if self._state == _UNTIL_CLOSE:
-            self._state, self.done = _DONE, True
-        return self.done
 
     def _step(self, data: bytes, at: int, body: list[bytes]) -> int:
         """Handle one element at `at`; returns where the next begins, or `at` where it is not complete yet."""
@@ -158,9 +161,7 @@ def _size_lines(length: int) -> tuple[bytes, ...]:
     return ()  # no such read
 
 
-# A server that streams writes one chunk per event, and a read mostly holds just that. By the length of the read: what
-# it begins with then; nothing where it would be too long to say.
-WHOLE_CHUNK: Final = (*(_size_lines(length) for length in range(COMMON_BYTES)), ())
+_SIZE_LINES: Final = tuple(_size_lines(length) for length in range(_COMMON_BYTES))
 
 
 def _chunk_size(line: bytes) -> int:

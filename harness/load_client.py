@@ -58,7 +58,7 @@ class Client:
         self.dropped = 0
         self.on_fed: Callable[[], None] = lambda: None
         self.transport: Transport = make_transport(
-            plan.transport, request_url(plan.url, API_PATHS[plan.api]), plan.headers, self.backlog
+            plan.transport, request_url(plan.url, API_PATHS[plan.api]), plan.headers
         )
         self._send = send
         self._finished: deque[tuple[Exchange, StreamReader]] = deque()

@@ -31,10 +31,6 @@ class Backlog:
         self.reads = 0
         self.unparsed_bytes = 0
 
-    def came(self, reads: int, body_bytes: int) -> None:
-        self.reads += reads
-        self.unparsed_bytes += body_bytes + reads * READ_OVERHEAD_BYTES
-
 
 class Exchange:
     """One request and everything that came back, stamped on the monotonic clock.
@@ -76,12 +72,13 @@ class Exchange:
 
     def add(self, now: float, body: bytes) -> None:
         self.reads.append((now, body))
-        self.backlog.came(1, len(body))
+        backlog = self.backlog
+        backlog.reads += 1
+        backlog.unparsed_bytes += len(body) + READ_OVERHEAD_BYTES
 
     def take(self, count: int) -> list[tuple[float, bytes]]:
         """The first `count` unparsed reads, which are the caller's from now on."""
-        taken = self.reads[:count]
-        del self.reads[:count]  # in place: a transport may be adding to this very list
+        taken, self.reads = self.reads[:count], self.reads[count:]
         self.backlog.unparsed_bytes -= sum([len(body) for _, body in taken]) + len(taken) * READ_OVERHEAD_BYTES
         return taken
 
@@ -134,19 +131,12 @@ def needs_aiohttp(url: str) -> bool:
     return "http" in getproxies() and not proxy_bypass(parts.hostname or "")
 
 
-def make_transport(name: TransportName, url: str, headers: Mapping[str, str], backlog: Backlog) -> Transport:
-    """The transport for a URL; "auto" is the raw one where it can reach the URL.
-
-    Args:
-        name: which.
-        url: full request URL.
-        headers: sent with every request.
-        backlog: of all exchanges that it will carry.
-    """
+def make_transport(name: TransportName, url: str, headers: Mapping[str, str]) -> Transport:
+    """The transport for a URL; "auto" is the raw one where it can reach the URL."""
     if name == "aiohttp" or (name == "auto" and needs_aiohttp(url)):
         from harness.transport_aiohttp import AiohttpTransport  # its import costs a third of a second
 
         return AiohttpTransport(url, headers)
     from harness.transport_raw import RawTransport
 
-    return RawTransport(url, headers, backlog)
+    return RawTransport(url, headers)

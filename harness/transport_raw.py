@@ -1,8 +1,8 @@
-"""Requests over plain TCP: the least that can stand between the socket and the stamp.
+"""Requests over plain TCP by asyncio's own protocols: the least that can stand between the socket and the stamp.
 
-Each connection is kept alive and carries one exchange at a time. The event loop connects, writes and closes; reads are
-harness.reads' and are stamped first and framed at once (see harness.http1). The callback of a finished exchange runs
-inside the read, so the next request leaves without waiting for a turn of the event loop.
+Each connection is kept alive and carries one exchange at a time. Reads are stamped first and framed at once (see
+harness.http1); the callback of a finished exchange runs inside the read, so the next request leaves without waiting
+for a turn of the event loop.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 from harness.errors import UserError
 from harness.http1 import MalformedResponse, ResponseFramer
-from harness.reads import Reads, Stored
-from harness.transport import Backlog, Done, Exchange, monotonic
+from harness.transport import Done, Exchange, monotonic
 
 _OPEN_AT_ONCE = 64  # a listen queue is often 128 long
 
@@ -26,20 +25,18 @@ class RawTransport:
     Args:
         url: full request URL.
         headers: sent with every request.
-        backlog: of all exchanges that it will carry.
 
     Raises:
         UserError: an https URL.
     """
 
-    def __init__(self, url: str, headers: Mapping[str, str], backlog: Backlog) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http":
             raise UserError(f"the raw transport speaks http only, not {url!r}; use the aiohttp transport")
         self.host = parts.hostname or ""
         self.port = parts.port or 80
         self.free: list[_Connection] = []
-        self.reads = Reads(backlog)
         self._all: set[_Connection] = set()
         self._by_exchange: dict[Exchange, _Connection] = {}
         self._opening: dict[Exchange, tuple[asyncio.Task[None], Done]] = {}
@@ -74,15 +71,12 @@ class RawTransport:
             task.cancel()
         for connection in tuple(self._all):
             connection.drop()
-        self.reads.close()
         await asyncio.sleep(0)
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(lambda: _Connection(self), self.host, self.port)
-        connection.take_over_reading()
         self._all.add(connection)
-        self.reads.watch(connection.fd, connection)
         return connection
 
     async def _open_and_send(self, exchange: Exchange, done: Done) -> None:
@@ -111,7 +105,6 @@ class RawTransport:
 
     def forget(self, connection: _Connection) -> None:
         self._all.discard(connection)
-        self.reads.forget(connection.fd, connection)
 
 
 class _Connection(asyncio.Protocol):
@@ -123,12 +116,10 @@ class _Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._done: Done | None = None
         self._framer = ResponseFramer()
-        self._ended = False  # the server has closed its side
-        self.fd = -1
 
     @property
     def usable(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing() and not self._ended
+        return self._transport is not None and not self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's own class is none by inheritance
@@ -136,17 +127,6 @@ class _Connection(asyncio.Protocol):
         # resume_writing exactly when the last byte has left.
         transport.set_write_buffer_limits(high=0)
         self._transport = transport
-
-    def take_over_reading(self) -> None:
-        """From here on the event loop reads nothing.
-
-        Raises:
-            ConnectionError: the connection is closed again.
-        """
-        if self._transport is None or self._transport.is_closing():
-            raise ConnectionResetError("the server closed the connection at once")
-        self._transport.pause_reading()
-        self.fd = self._transport.get_extra_info("socket").fileno()
 
     def start(self, exchange: Exchange, done: Done, message: bytes) -> None:
         assert self._transport is not None
@@ -162,44 +142,35 @@ class _Connection(asyncio.Protocol):
             self._exchange.sent_s = monotonic()
 
     def data_received(self, data: bytes) -> None:
-        self.drop()  # before anything was asked for
-
-    def received(self, now: float, data: bytes, ended: bool) -> Stored | None:
-        self._ended = ended
-        if data:
-            self._take(now, data)
-        if ended:
-            if self._exchange is not None and self._framer.end_of_stream():
-                self._finish(now)
-            self._lose(now, "the server closed the connection inside the response")
-        return self._exchange.reads if self._exchange is not None and self._framer.between_chunks else None
-
-    def failed(self, error: OSError) -> None:
-        self._lose(monotonic(), str(error))
-
-    def _take(self, now: float, data: bytes) -> None:
-        if self._exchange is None:
+        now = monotonic()
+        exchange = self._exchange
+        if exchange is None:
             self.drop()  # bytes that nobody asked for
             return
+        framer = self._framer
         try:
-            body = self._framer.feed(data)
+            body = framer.feed(data)
         except MalformedResponse as error:
             self._finish(now, "malformed", str(error))
             return
         if body:
-            self._exchange.add(now, body)
-        if self._framer.done:
+            exchange.add(now, body)
+        if framer.done:
             self._finish(now)
+
+    def eof_received(self) -> bool:
+        if self._exchange is not None:
+            if self._framer.end_of_stream():
+                self._finish(monotonic())
+            else:
+                self._finish(monotonic(), "connection_lost", "the server closed the connection inside the response")
+        return False
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._owner.forget(self)
-        self._lose(monotonic(), str(error or "the connection was closed"))
-
-    def _lose(self, now: float, why: str) -> None:
         if self._exchange is not None:
-            self._finish(now, "connection_lost", why)
-        self.drop()
+            self._finish(monotonic(), "connection_lost", str(error or "the connection was closed"))
 
     def give_up(self) -> None:
         """End the exchange, whose error is already set."""
@@ -207,7 +178,6 @@ class _Connection(asyncio.Protocol):
 
     def drop(self) -> None:
         if self._transport is not None:
-            self._owner.forget(self)
             self._transport.abort()
 
     def _finish(self, now: float, error: str | None = None, detail: str | None = None) -> None:

@@ -22,7 +22,7 @@ from harness.mock import running_mock
 from harness.mock_streams import Timing
 from harness.records import PointKey, RequestRecord
 from harness.runfolder import RunFolder
-from harness.transport import Backlog, TransportName, make_transport, needs_aiohttp
+from harness.transport import TransportName, make_transport, needs_aiohttp
 from harness.transport_aiohttp import AiohttpTransport
 from harness.transport_raw import RawTransport
 from harness.verify import verify_run
@@ -135,7 +135,7 @@ def test_auto_takes_raw_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     """TLS and a proxy need aiohttp; everything else is raw."""
 
     async def kinds(*urls: str) -> list[type]:
-        return [type(make_transport("auto", url, {}, Backlog())) for url in urls]
+        return [type(make_transport("auto", url, {})) for url in urls]
 
     assert asyncio.run(kinds("http://host:1/x", "https://host/x")) == [RawTransport, AiohttpTransport]
     monkeypatch.setenv("http_proxy", "http://proxy:1")
@@ -143,7 +143,7 @@ def test_auto_takes_raw_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asyncio.run(kinds("http://far:1/x", "http://near:1/x")) == [AiohttpTransport, RawTransport]
     assert not needs_aiohttp("http://near:1")
     with pytest.raises(UserError, match="raw transport speaks http only"):
-        make_transport("raw", "https://host/x", {}, Backlog())
+        make_transport("raw", "https://host/x", {})
 
 
 @pytest.fixture(scope="module")

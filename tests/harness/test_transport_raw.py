@@ -39,7 +39,7 @@ def talking_to(serve: Serve, scenario: Callable[[RawTransport, Backlog], Awaitab
     async def talk() -> None:
         server = await asyncio.start_server(handle, "127.0.0.1", 0)
         backlog = Backlog()
-        transport = RawTransport(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x", {}, backlog)
+        transport = RawTransport(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x", {})
         async with server:
             await scenario(transport, backlog)
             await transport.close()
