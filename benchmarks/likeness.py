@@ -49,6 +49,7 @@ VARIANTS: tuple[Variant, ...] = ("baseline", "eagle3", "forced_off", "dynamic")
 RISK, CONFIDENCE = 0.05, 0.95
 ANSWER_TIMEOUT_S, WAIT_S = 600.0, 120.0
 SLICE_S, OFF_S = 2.0, 2.0
+LENGTHS = 8  # of answers, so that a wave thins out
 Tokens = tuple[int, ...]
 
 
@@ -114,9 +115,10 @@ def accepted(before: Sequence[Steps], after: Sequence[Steps]) -> Acceptance:
     if min(map(len, parts)) < 2:
         raise UserError("fewer than two slices of a part speculated; raise --verify-steps or the load")
     values = [np.array([one.accept_len for one in of], dtype=float) for of in parts]
-    found = stats.ttest_ind(values[1], values[0], equal_var=False)
-    span = found.confidence_interval(CONFIDENCE)
-    low, high = (float(end) if math.isfinite(end) else 0.0 for end in (span.low, span.high))
+    low = high = float(values[1].mean() - values[0].mean())
+    if any(np.ptp(of) for of in values):  # otherwise that is all of the interval
+        span = stats.ttest_ind(values[1], values[0], equal_var=False).confidence_interval(CONFIDENCE)
+        low, high = float(span.low), float(span.high)
     means = [_mean(of) for of in parts]
     steps = tuple(sum(one.on for one in of) for of in parts)
     return Acceptance(means[0], means[1], low, high, (steps[0], steps[1]), len(parts[1]), low <= 0.0 <= high)
@@ -135,9 +137,20 @@ def _mean(parts: Sequence[Steps]) -> float:
 
 
 def bodies(config: SweepConfig, count: int) -> list[bytes]:
-    """The requests, each answered in one piece."""
-    planned = islice(workload_of(config).requests(config.max_concurrency, 1), count)
-    return [json.dumps(json.loads(one.body) | {"stream": False}).encode() for one in planned]
+    """The requests, each answered in one piece, from half as long as the data set says to as long.
+
+    Off steps bring every request of a wave one token: answers of one length would end together, and the batch would
+    never be below the threshold.
+    """
+    found = []
+    for index, planned in enumerate(islice(workload_of(config).requests(config.max_concurrency, 1), count)):
+        body = json.loads(planned.body) | {"stream": False}
+        sampling = body["sampling_params"]
+        sampling["max_new_tokens"] = math.ceil(
+            sampling["max_new_tokens"] * (LENGTHS + index % LENGTHS + 1) / LENGTHS / 2
+        )
+        found.append(json.dumps(body).encode())
+    return found
 
 
 def answers(endpoint: Endpoint, requests: Sequence[bytes], at_once: int) -> list[Tokens]:
@@ -187,7 +200,11 @@ def divergence(baseline: Server, patched: Server, config: SweepConfig, count: in
 
 
 def acceptance(server: Server, config: SweepConfig, steps: int) -> Acceptance:
-    """Speculate for so many verify steps, then for as many after off periods, under one steady load."""
+    """Speculate for so many verify steps, then for as many after off periods, under one steady load.
+
+    Raises:
+        UserError: the server has stopped speculating, as when its load has ended.
+    """
     endpoint = server.endpoint
     on, off = Policy.from_threshold(None), Policy.from_threshold(0)
     endpoint.wait_idle(WAIT_S)
@@ -206,9 +223,20 @@ def acceptance(server: Server, config: SweepConfig, steps: int) -> Acceptance:
 
 
 def _slice(endpoint: Endpoint) -> Steps:
-    begun = block(endpoint)
-    time.sleep(SLICE_S)
-    return steps_between(begun, block(endpoint))
+    begun, deadline = block(endpoint), time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        time.sleep(SLICE_S)
+        found = steps_between(begun, block(endpoint))
+        if found.on:
+            return found
+    raise UserError(f"{endpoint.public_url} made no verify step in {WAIT_S:.0f} s; see its log and the load's words")
+
+
+def _written(out: Path, document: dict[str, Any]) -> bytes:
+    """The document, which is on disk as far as it is known."""
+    text = msgspec.json.encode(document)
+    (out / "likeness.json").write_bytes(msgspec.json.format(text, indent=1) + b"\n")
+    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -241,12 +269,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             patched = bench.servers["dynamic"]
             reporter.say(f"asking for {asked.answers} answers of each of three")
             apart = divergence(bench.servers["baseline"], patched, config, asked.answers, config.max_concurrency)
+            text = _written(asked.out, {"source": writer.manifest.source, "divergence": apart})
             reporter.say(f"{apart.static} diverged with static EAGLE-3, {apart.dynamic} with {apart.switches} switches")
             foreseen = acceptance(patched, config, asked.verify_steps)
+            text = _written(asked.out, {"source": writer.manifest.source, "divergence": apart, "acceptance": foreseen})
             reporter.say(f"accept length {foreseen.before:.3f} before and {foreseen.after:.3f} after off periods")
-        document = {"source": writer.manifest.source, "divergence": apart, "acceptance": foreseen}
-        text = msgspec.json.encode(document)
-        (asked.out / "likeness.json").write_bytes(msgspec.json.format(text, indent=1) + b"\n")
     except (UserError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
