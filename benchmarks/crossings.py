@@ -182,14 +182,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UserError("give --threshold N and --out FOLDER, or --judge RUN ...")
         command = ("benchmarks.crossings", *(sys.argv[1:] if arguments is None else arguments))
         folders = asked.judge or measure(settings(asked), asked.out, command)
-        found = [judged(RunFolder(folder)) for folder in folders]
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for each in found:
-        print(line(each), file=sys.stderr)
+    found = []
+    for folder in folders:  # one that lacks something keeps no other from being judged
+        try:
+            found.append(judged(RunFolder(folder)))
+            print(line(found[-1]), file=sys.stderr)
+        except (UserError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
     print(msgspec.json.encode({"switching": found}).decode())
-    return 0
+    return 0 if len(found) == len(folders) else 3 if found else 2
 
 
 if __name__ == "__main__":
