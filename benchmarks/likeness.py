@@ -256,6 +256,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document = (load_config(asked.config) if asked.config else {}) | given
         document |= {"variants": list(VARIANTS), "threshold": asked.threshold, "attach": attach}
         config = make_config(document | {"concurrency": [2 * asked.threshold]})
+        if not config.together:
+            raise UserError("answers are compared on servers that are up together; give a --config whose servers fit")
         plans, made = server_plans(config), new_manifest(config, ("benchmarks.likeness", *sys.argv[1:]))
         with (
             ConsoleReporter() as reporter,

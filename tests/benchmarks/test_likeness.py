@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -88,6 +89,16 @@ def echoing() -> Iterator[tuple[str, list[int]]]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def test_servers_that_do_not_fit_are_not_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A configuration whose servers take turns is refused before anything is written."""
+    config = tmp_path / "two.toml"
+    config.write_text('tp = 2\nresident = "alternate"\n')
+    words = ["--config", str(config), "--model", "TARGET", "--draft", "DRAFT", "--threshold", "8"]
+    assert likeness.main([*words, "--out", str(tmp_path / "out")]) == 2
+    assert "up together" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_server_that_speculates_no_more_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
