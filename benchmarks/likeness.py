@@ -20,7 +20,6 @@ import json
 import math
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -34,8 +33,9 @@ from scipy import stats
 from benchmarks.profile_step import under_load
 from harness.config import SweepConfig, load_config, make_config
 from harness.console import ConsoleReporter
-from harness.endpoint import Endpoint, specpivot_block
+from harness.endpoint import MAX_BODY_BYTES, Endpoint, specpivot_block
 from harness.errors import UserError
+from harness.exchange import exchange
 from harness.manifest import new_manifest, workload_of
 from harness.proof import Steps, steps_between
 from harness.records import Variant
@@ -168,9 +168,8 @@ def _waves(requests: Sequence[bytes], at_once: int) -> Iterator[Sequence[bytes]]
 
 def _answer(endpoint: Endpoint, body: bytes) -> Tokens:
     headers = {"Content-Type": "application/json", **endpoint.headers}
-    request = urllib.request.Request(f"{endpoint.url}/generate", body, headers)
-    with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as reply:
-        return tuple(json.loads(reply.read())["output_ids"])
+    reply = exchange(endpoint.url, "/generate", "POST", body, headers, ANSWER_TIMEOUT_S, MAX_BODY_BYTES)
+    return tuple(json.loads(reply)["output_ids"])
 
 
 def block(endpoint: Endpoint) -> dict[str, Any]:

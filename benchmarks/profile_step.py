@@ -16,8 +16,6 @@ import json
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,7 +26,9 @@ import msgspec
 from benchmarks.stages import Event, Profile, Stage, profile, read_trace
 from harness.config import SweepConfig, load_config, make_config
 from harness.console import ConsoleReporter
+from harness.endpoint import MAX_BODY_BYTES
 from harness.errors import UserError
+from harness.exchange import exchange
 from harness.load import run_closed_loop
 from harness.load_plan import LoadPlan
 from harness.manifest import new_manifest, workload_of
@@ -83,15 +83,11 @@ def traced(server: Server, folder: Path, steps: int, cpu: bool) -> list[Event]:
         "with_stack": True,
         "record_shapes": False,
     }
-    request = urllib.request.Request(
-        f"{server.endpoint.url}/start_profile",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json", **server.endpoint.headers},
-    )
+    headers = {"Content-Type": "application/json", **server.endpoint.headers}
+    sent = json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            answer.read()
-    except (OSError, urllib.error.HTTPError) as error:
+        exchange(server.endpoint.url, "/start_profile", "POST", sent, headers, PATIENCE_S, MAX_BODY_BYTES)
+    except (OSError, ValueError) as error:
         raise UserError(f"{server.endpoint.public_url} does not profile: {error}") from error
     return whole_trace(folder, server.endpoint.public_url)
 

@@ -111,8 +111,10 @@ def test_a_server_that_speculates_no_more_is_not_waited_for(monkeypatch: pytest.
         likeness._slice(Endpoint("http://127.0.0.1:1"))
 
 
-def test_answers_come_in_waves_and_in_order() -> None:
-    """Three at once, never more; two askings give the same, request by request."""
+def test_answers_come_in_waves_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three at once, never more, past any proxy; two askings give the same, request by request."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
     config = make_config({"sim": "x", "variants": ["eagle3"], "input_tokens": 8, "random_range_ratio": 0.5})
     requests = bodies(config, 6)
     equal = make_config({"sim": "x", "variants": ["eagle3"]})
