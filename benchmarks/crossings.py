@@ -20,9 +20,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from benchmarks.asked import add_settings, settings_of
 from benchmarks.oracle import Switching, judged
 from harness.bench import Bench
-from harness.config import SweepConfig, load_config, make_config
+from harness.config import SweepConfig, make_config
 from harness.console import ConsoleReporter
 from harness.crowd import Crowd
 from harness.errors import UserError
@@ -68,9 +69,7 @@ def settings(asked: argparse.Namespace) -> SweepConfig:
     Raises:
         UserError: a setting that cannot be.
     """
-    given = {name: getattr(asked, name) for name in ("model", "draft", "sim", "threshold", "repeats")}
-    given = {name: value for name, value in given.items() if value is not None}
-    document = (load_config(asked.config) if asked.config else {}) | given | {"variants": list(VARIANTS)}
+    document = settings_of(asked, "sim", "threshold", "repeats") | {"variants": list(VARIANTS)}
     document |= {"warmup": WARMUP_S, "duration": LENGTH_S, "time_scale": asked.time_scale}
     document.setdefault("random_range_ratio", RANGE_RATIO)
     if asked.attach:
@@ -166,9 +165,7 @@ def line(found: Switching) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, help="a sweep's settings; its largest concurrency is the ramp's top")
-    parser.add_argument("--model")
-    parser.add_argument("--draft")
+    add_settings(parser, "a sweep's settings; its largest concurrency is the ramp's top")
     parser.add_argument("--attach", metavar="URL", help="a patched server that runs already")
     parser.add_argument("--sim", help="a preset of a simulated server instead")
     parser.add_argument("--time-scale", type=float, default=1.0, help="of the simulated server's clock")

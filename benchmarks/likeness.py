@@ -30,8 +30,9 @@ import msgspec
 import numpy as np
 from scipy import stats
 
+from benchmarks.asked import add_settings, attached, settings_of
 from benchmarks.profile_step import under_load
-from harness.config import SweepConfig, load_config, make_config
+from harness.config import SweepConfig, make_config
 from harness.console import ConsoleReporter
 from harness.endpoint import MAX_BODY_BYTES, Endpoint, specpivot_block
 from harness.errors import UserError
@@ -240,9 +241,7 @@ def _written(out: Path, document: dict[str, Any]) -> bytes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, help="a sweep's settings")
-    parser.add_argument("--model")
-    parser.add_argument("--draft")
+    add_settings(parser)
     parser.add_argument("--attach", action="append", metavar="VARIANT=URL", help="servers that run already")
     parser.add_argument("--threshold", type=int, required=True)
     parser.add_argument("--answers", type=int, default=512)
@@ -250,10 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args(arguments)
     try:
-        attach = dict(word.split("=", 1) for word in asked.attach or () if "=" in word)
-        given = {name: value for name in ("model", "draft") if (value := getattr(asked, name)) is not None}
-        document = (load_config(asked.config) if asked.config else {}) | given
-        document |= {"variants": list(VARIANTS), "threshold": asked.threshold, "attach": attach}
+        document = settings_of(asked) | {"variants": list(VARIANTS), "attach": attached(asked.attach)}
+        document["threshold"] = asked.threshold
         config = make_config(document | {"concurrency": [2 * asked.threshold]})
         if not config.together:
             raise UserError("answers are compared on servers that are up together; give a --config whose servers fit")

@@ -23,8 +23,9 @@ from typing import get_args
 
 import msgspec
 
+from benchmarks.asked import add_settings, attached, settings_of
 from benchmarks.stages import Event, Profile, Stage, profile, read_trace
-from harness.config import SweepConfig, load_config, make_config
+from harness.config import SweepConfig, make_config
 from harness.console import ConsoleReporter
 from harness.endpoint import MAX_BODY_BYTES
 from harness.errors import UserError
@@ -59,10 +60,8 @@ def settings(asked: argparse.Namespace) -> SweepConfig:
     Raises:
         UserError: a setting that cannot be.
     """
-    given = {name: value for name in ("model", "draft") if (value := getattr(asked, name)) is not None}
-    attach = dict(word.split("=", 1) for word in asked.attach or () if "=" in word)
-    document = (load_config(asked.config) if asked.config else {}) | given
-    document |= {"variants": asked.variants.split(","), "concurrency": [asked.concurrency], "attach": attach}
+    document = settings_of(asked) | {"variants": asked.variants.split(","), "attach": attached(asked.attach)}
+    document["concurrency"] = [asked.concurrency]
     document |= {"output_tokens": asked.output_tokens, "random_range_ratio": 0.0, "repeats": 1}
     return make_config(document)
 
@@ -190,9 +189,7 @@ def table(found: dict[Variant, Profile], steps: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, help="a sweep's settings")
-    parser.add_argument("--model")
-    parser.add_argument("--draft")
+    add_settings(parser)
     parser.add_argument("--attach", action="append", metavar="VARIANT=URL", help="servers that run already, here")
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--concurrency", type=int, default=128)

@@ -25,8 +25,9 @@ import msgspec
 import numpy as np
 from scipy import stats
 
+from benchmarks.asked import add_settings, settings_of
 from harness.bench import Bench
-from harness.config import SweepConfig, load_config, make_config
+from harness.config import SweepConfig, make_config
 from harness.errors import UserError
 from harness.gpus import machine_gpus, nvml
 from harness.manifest import new_manifest, workload_of
@@ -172,17 +173,13 @@ def tell(line: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, help="a sweep's settings; its variants do not count")
-    parser.add_argument("--model")
-    parser.add_argument("--draft")
+    add_settings(parser, "a sweep's settings; its variants do not count")
     parser.add_argument("--sim", help="a preset of simulated servers instead: says what the command does, nothing else")
     parser.add_argument("--rounds", type=int, choices=range(1, 21), metavar="N", default=3)
     parser.add_argument("-o", "--out", type=Path, help="also write the document to this file")
     asked = parser.parse_args(arguments)
     try:
-        given = {name: getattr(asked, name) for name in ("model", "draft", "sim") if getattr(asked, name)}
-        settings = (load_config(asked.config) if asked.config else {}) | given
-        document = measure(settings, asked.rounds, asked.out)
+        document = measure(settings_of(asked, "sim"), asked.rounds, asked.out)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

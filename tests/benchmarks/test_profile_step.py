@@ -42,5 +42,7 @@ def test_a_profile_that_failed_takes_no_other_with_it(
         assert main(words) == 0
     assert asked[2:] == asked[2:3] * 2
     assert set(json.loads(capsys.readouterr().out)["profiles"]) == {"baseline", "forced_off", "eagle3"}
+    assert main([*words, "--attach", "http://127.0.0.1:9"]) == 2
+    assert "give VARIANT=URL" in capsys.readouterr().err
     assert main([*words, "--steps", "7"]) == 2
     assert "another --concurrency or --steps" in capsys.readouterr().err
