@@ -20,9 +20,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from benchmarks.asked import add_settings, settings_of
 from benchmarks.oracle import Switching, judged
 from harness.bench import Bench
-from harness.config import SweepConfig, load_config, make_config
+from harness.config import SweepConfig, make_config
 from harness.console import ConsoleReporter
 from harness.crowd import Crowd
 from harness.errors import UserError
@@ -68,9 +69,7 @@ def settings(asked: argparse.Namespace) -> SweepConfig:
     Raises:
         UserError: a setting that cannot be.
     """
-    given = {name: getattr(asked, name) for name in ("model", "draft", "sim", "threshold", "repeats")}
-    given = {name: value for name, value in given.items() if value is not None}
-    document = (load_config(asked.config) if asked.config else {}) | given | {"variants": list(VARIANTS)}
+    document = settings_of(asked, "sim", "threshold", "repeats") | {"variants": list(VARIANTS)}
     document |= {"warmup": WARMUP_S, "duration": LENGTH_S, "time_scale": asked.time_scale}
     document.setdefault("random_range_ratio", RANGE_RATIO)
     if asked.attach:
@@ -166,9 +165,7 @@ def line(found: Switching) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, help="a sweep's settings; its largest concurrency is the ramp's top")
-    parser.add_argument("--model")
-    parser.add_argument("--draft")
+    add_settings(parser, "a sweep's settings; its largest concurrency is the ramp's top")
     parser.add_argument("--attach", metavar="URL", help="a patched server that runs already")
     parser.add_argument("--sim", help="a preset of a simulated server instead")
     parser.add_argument("--time-scale", type=float, default=1.0, help="of the simulated server's clock")
@@ -182,14 +179,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UserError("give --threshold N and --out FOLDER, or --judge RUN ...")
         command = ("benchmarks.crossings", *(sys.argv[1:] if arguments is None else arguments))
         folders = asked.judge or measure(settings(asked), asked.out, command)
-        found = [judged(RunFolder(folder)) for folder in folders]
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for each in found:
-        print(line(each), file=sys.stderr)
+    found = []
+    for folder in folders:  # one that lacks something keeps no other from being judged
+        try:
+            found.append(judged(RunFolder(folder)))
+            print(line(found[-1]), file=sys.stderr)
+        except (UserError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
     print(msgspec.json.encode({"switching": found}).decode())
-    return 0
+    return 0 if len(found) == len(folders) else 3 if found else 2
 
 
 if __name__ == "__main__":

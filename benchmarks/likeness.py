@@ -20,7 +20,6 @@ import json
 import math
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -31,11 +30,13 @@ import msgspec
 import numpy as np
 from scipy import stats
 
+from benchmarks.asked import add_settings, attached, settings_of
 from benchmarks.profile_step import under_load
-from harness.config import SweepConfig, load_config, make_config
+from harness.config import SweepConfig, make_config
 from harness.console import ConsoleReporter
-from harness.endpoint import Endpoint, specpivot_block
+from harness.endpoint import MAX_BODY_BYTES, Endpoint, specpivot_block
 from harness.errors import UserError
+from harness.exchange import exchange
 from harness.manifest import new_manifest, workload_of
 from harness.proof import Steps, steps_between
 from harness.records import Variant
@@ -49,6 +50,7 @@ VARIANTS: tuple[Variant, ...] = ("baseline", "eagle3", "forced_off", "dynamic")
 RISK, CONFIDENCE = 0.05, 0.95
 ANSWER_TIMEOUT_S, WAIT_S = 600.0, 120.0
 SLICE_S, OFF_S = 2.0, 2.0
+LENGTHS = 8  # of answers, so that a wave thins out
 Tokens = tuple[int, ...]
 
 
@@ -114,9 +116,10 @@ def accepted(before: Sequence[Steps], after: Sequence[Steps]) -> Acceptance:
     if min(map(len, parts)) < 2:
         raise UserError("fewer than two slices of a part speculated; raise --verify-steps or the load")
     values = [np.array([one.accept_len for one in of], dtype=float) for of in parts]
-    found = stats.ttest_ind(values[1], values[0], equal_var=False)
-    span = found.confidence_interval(CONFIDENCE)
-    low, high = (float(end) if math.isfinite(end) else 0.0 for end in (span.low, span.high))
+    low = high = float(values[1].mean() - values[0].mean())
+    if any(np.ptp(of) for of in values):  # otherwise that is all of the interval
+        span = stats.ttest_ind(values[1], values[0], equal_var=False).confidence_interval(CONFIDENCE)
+        low, high = float(span.low), float(span.high)
     means = [_mean(of) for of in parts]
     steps = tuple(sum(one.on for one in of) for of in parts)
     return Acceptance(means[0], means[1], low, high, (steps[0], steps[1]), len(parts[1]), low <= 0.0 <= high)
@@ -135,9 +138,20 @@ def _mean(parts: Sequence[Steps]) -> float:
 
 
 def bodies(config: SweepConfig, count: int) -> list[bytes]:
-    """The requests, each answered in one piece."""
-    planned = islice(workload_of(config).requests(config.max_concurrency, 1), count)
-    return [json.dumps(json.loads(one.body) | {"stream": False}).encode() for one in planned]
+    """The requests, each answered in one piece, from half as long as the data set says to as long.
+
+    Off steps bring every request of a wave one token: answers of one length would end together, and the batch would
+    never be below the threshold.
+    """
+    found = []
+    for index, planned in enumerate(islice(workload_of(config).requests(config.max_concurrency, 1), count)):
+        body = json.loads(planned.body) | {"stream": False}
+        sampling = body["sampling_params"]
+        sampling["max_new_tokens"] = math.ceil(
+            sampling["max_new_tokens"] * (LENGTHS + index % LENGTHS + 1) / LENGTHS / 2
+        )
+        found.append(json.dumps(body).encode())
+    return found
 
 
 def answers(endpoint: Endpoint, requests: Sequence[bytes], at_once: int) -> list[Tokens]:
@@ -155,9 +169,8 @@ def _waves(requests: Sequence[bytes], at_once: int) -> Iterator[Sequence[bytes]]
 
 def _answer(endpoint: Endpoint, body: bytes) -> Tokens:
     headers = {"Content-Type": "application/json", **endpoint.headers}
-    request = urllib.request.Request(f"{endpoint.url}/generate", body, headers)
-    with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as reply:
-        return tuple(json.loads(reply.read())["output_ids"])
+    reply = exchange(endpoint.url, "/generate", "POST", body, headers, ANSWER_TIMEOUT_S, MAX_BODY_BYTES)
+    return tuple(json.loads(reply)["output_ids"])
 
 
 def block(endpoint: Endpoint) -> dict[str, Any]:
@@ -187,7 +200,11 @@ def divergence(baseline: Server, patched: Server, config: SweepConfig, count: in
 
 
 def acceptance(server: Server, config: SweepConfig, steps: int) -> Acceptance:
-    """Speculate for so many verify steps, then for as many after off periods, under one steady load."""
+    """Speculate for so many verify steps, then for as many after off periods, under one steady load.
+
+    Raises:
+        UserError: the server has stopped speculating, as when its load has ended.
+    """
     endpoint = server.endpoint
     on, off = Policy.from_threshold(None), Policy.from_threshold(0)
     endpoint.wait_idle(WAIT_S)
@@ -206,16 +223,25 @@ def acceptance(server: Server, config: SweepConfig, steps: int) -> Acceptance:
 
 
 def _slice(endpoint: Endpoint) -> Steps:
-    begun = block(endpoint)
-    time.sleep(SLICE_S)
-    return steps_between(begun, block(endpoint))
+    begun, deadline = block(endpoint), time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        time.sleep(SLICE_S)
+        found = steps_between(begun, block(endpoint))
+        if found.on:
+            return found
+    raise UserError(f"{endpoint.public_url} made no verify step in {WAIT_S:.0f} s; see its log and the load's words")
+
+
+def _written(out: Path, document: dict[str, Any]) -> bytes:
+    """The document, which is on disk as far as it is known."""
+    text = msgspec.json.encode(document)
+    (out / "likeness.json").write_bytes(msgspec.json.format(text, indent=1) + b"\n")
+    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, help="a sweep's settings")
-    parser.add_argument("--model")
-    parser.add_argument("--draft")
+    add_settings(parser)
     parser.add_argument("--attach", action="append", metavar="VARIANT=URL", help="servers that run already")
     parser.add_argument("--threshold", type=int, required=True)
     parser.add_argument("--answers", type=int, default=512)
@@ -223,11 +249,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args(arguments)
     try:
-        attach = dict(word.split("=", 1) for word in asked.attach or () if "=" in word)
-        given = {name: value for name in ("model", "draft") if (value := getattr(asked, name)) is not None}
-        document = (load_config(asked.config) if asked.config else {}) | given
-        document |= {"variants": list(VARIANTS), "threshold": asked.threshold, "attach": attach}
+        document = settings_of(asked) | {"variants": list(VARIANTS), "attach": attached(asked.attach)}
+        document["threshold"] = asked.threshold
         config = make_config(document | {"concurrency": [2 * asked.threshold]})
+        if not config.together:
+            raise UserError("answers are compared on servers that are up together; give a --config whose servers fit")
         plans, made = server_plans(config), new_manifest(config, ("benchmarks.likeness", *sys.argv[1:]))
         with (
             ConsoleReporter() as reporter,
@@ -241,12 +267,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             patched = bench.servers["dynamic"]
             reporter.say(f"asking for {asked.answers} answers of each of three")
             apart = divergence(bench.servers["baseline"], patched, config, asked.answers, config.max_concurrency)
+            text = _written(asked.out, {"source": writer.manifest.source, "divergence": apart})
             reporter.say(f"{apart.static} diverged with static EAGLE-3, {apart.dynamic} with {apart.switches} switches")
             foreseen = acceptance(patched, config, asked.verify_steps)
+            text = _written(asked.out, {"source": writer.manifest.source, "divergence": apart, "acceptance": foreseen})
             reporter.say(f"accept length {foreseen.before:.3f} before and {foreseen.after:.3f} after off periods")
-        document = {"source": writer.manifest.source, "divergence": apart, "acceptance": foreseen}
-        text = msgspec.json.encode(document)
-        (asked.out / "likeness.json").write_bytes(msgspec.json.format(text, indent=1) + b"\n")
     except (UserError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

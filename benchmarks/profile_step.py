@@ -3,7 +3,7 @@ r"""Where the time of a decode step goes, stage by stage: baseline, always off a
 Each state is put under the same steady load of long answers, SGLang's own profiler (/start_profile) records some steps,
 and the trace is summed by stage (benchmarks.stages). Profiling slows the processor's part of a step down, so the time
 in kernels counts here, and the speed of a server in a sweep. The very last line on standard output is one compact JSON
-document; the traces stay in --out.
+document; it grows in --out, where the traces stay, and the same command goes on with it.
 
     python -m benchmarks.profile_step --config results/configs/NAME.toml --model TARGET --draft DRAFT \
       --concurrency 128 --steps 20 --out results/local-profile
@@ -16,8 +16,6 @@ import json
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,22 +23,35 @@ from typing import get_args
 
 import msgspec
 
+from benchmarks.asked import add_settings, attached, settings_of
 from benchmarks.stages import Event, Profile, Stage, profile, read_trace
-from harness.config import SweepConfig, load_config, make_config
+from harness.config import SweepConfig, make_config
 from harness.console import ConsoleReporter
+from harness.endpoint import MAX_BODY_BYTES
 from harness.errors import UserError
+from harness.exchange import exchange
 from harness.load import run_closed_loop
 from harness.load_plan import LoadPlan
 from harness.manifest import new_manifest, workload_of
 from harness.records import PointKey, Variant
-from harness.runfolder import RunWriter
+from harness.regular import replace_file
+from harness.runfolder import MANIFEST, RunWriter
 from harness.servers import Server
 from harness.sweep import Keys, interruptible, opened
 from harness.variants import policy_of, server_plans
 
 VARIANTS: tuple[Variant, ...] = ("baseline", "forced_off", "eagle3")
 STEADY_S, PATIENCE_S, LOOK_S, LOAD_S = 6.0, 300.0, 2.0, 3600.0
+TRACES = "*TP-0*.trace.json.gz"  # of the first rank
 ANSWER_TOKENS = 1536  # hardly anybody begins or ends while it is recorded, and two servers' KV caches fit a GPU
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The document."""
+
+    concurrency: int
+    steps: int
+    profiles: dict[Variant, Profile]
 
 
 def settings(asked: argparse.Namespace) -> SweepConfig:
@@ -49,10 +60,8 @@ def settings(asked: argparse.Namespace) -> SweepConfig:
     Raises:
         UserError: a setting that cannot be.
     """
-    given = {name: value for name in ("model", "draft") if (value := getattr(asked, name)) is not None}
-    attach = dict(word.split("=", 1) for word in asked.attach or () if "=" in word)
-    document = (load_config(asked.config) if asked.config else {}) | given
-    document |= {"variants": asked.variants.split(","), "concurrency": [asked.concurrency], "attach": attach}
+    document = settings_of(asked) | {"variants": asked.variants.split(","), "attach": attached(asked.attach)}
+    document["concurrency"] = [asked.concurrency]
     document |= {"output_tokens": asked.output_tokens, "random_range_ratio": 0.0, "repeats": 1}
     return make_config(document)
 
@@ -64,6 +73,8 @@ def traced(server: Server, folder: Path, steps: int, cpu: bool) -> list[Event]:
         UserError: it refused, or wrote no trace in time.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob(TRACES):  # of an earlier try: it is whole at once
+        old.unlink()
     body = {
         "output_dir": str(folder.resolve()),
         "num_steps": steps,
@@ -71,15 +82,11 @@ def traced(server: Server, folder: Path, steps: int, cpu: bool) -> list[Event]:
         "with_stack": True,
         "record_shapes": False,
     }
-    request = urllib.request.Request(
-        f"{server.endpoint.url}/start_profile",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json", **server.endpoint.headers},
-    )
+    headers = {"Content-Type": "application/json", **server.endpoint.headers}
+    sent = json.dumps(body).encode()
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            answer.read()
-    except (OSError, urllib.error.HTTPError) as error:
+        exchange(server.endpoint.url, "/start_profile", "POST", sent, headers, PATIENCE_S, MAX_BODY_BYTES)
+    except (OSError, ValueError) as error:
         raise UserError(f"{server.endpoint.public_url} does not profile: {error}") from error
     return whole_trace(folder, server.endpoint.public_url)
 
@@ -92,7 +99,7 @@ def whole_trace(folder: Path, url: str) -> list[Event]:
     """
     deadline, seen = time.monotonic() + PATIENCE_S, -1
     while time.monotonic() < deadline:
-        files = sorted(folder.glob("*TP-0*.trace.json.gz"))
+        files = sorted(folder.glob(TRACES))
         size = files[-1].stat().st_size if files else -1
         if size > 0 and size == seen:
             with suppress(UserError):
@@ -126,30 +133,47 @@ def under_load(server: Server, config: SweepConfig, variant: Variant) -> Iterato
         load.join()
 
 
-def measure(config: SweepConfig, out: Path, steps: int, cpu: bool) -> dict[Variant, Profile]:
-    """A profile of every variant.
+def measure(config: SweepConfig, out: Path, steps: int, cpu: bool) -> Found:
+    """A profile of every variant; those that OUT/profiles.json holds by now are not taken again.
 
     Raises:
-        UserError: no server, or no trace.
+        UserError: the folder is of another load, or a variant has no server or no trace; the others are in the file.
     """
-    found: dict[Variant, Profile] = {}
+    file, run = out / "profiles.json", out / "run"
+    found = Found(config.max_concurrency, steps, {})
+    if file.exists():
+        found = msgspec.json.decode(file.read_bytes(), type=Found)
+        if (found.concurrency, found.steps) != (config.max_concurrency, steps):
+            raise UserError(f"{file} is of another --concurrency or --steps; give another --out")
+    plans = [plan for plan in server_plans(config) if not found.profiles.keys() >= set(plan.variants)]
     made = new_manifest(config, ("benchmarks.profile_step", *sys.argv[1:]))
     with (
         ConsoleReporter() as reporter,
         interruptible() as stop,
-        RunWriter.create(out / "run", made) as writer,
-        opened(config, server_plans(config), writer, workload_of(config), reporter, Keys(), stop) as bench,
+        RunWriter.resume(run) if (run / MANIFEST).exists() else RunWriter.create(run, made) as writer,
     ):
-        for variant, server in bench.servers.items():
-            policy = policy_of(variant, config)
-            server.endpoint.wait_idle(PATIENCE_S)
-            if policy is not None and server.patched:
-                server.endpoint.set_policy(policy)
-            with under_load(server, config, variant):
-                reporter.say(f"profiling {steps} steps of {variant}")
-                events = traced(server, out / variant, steps, cpu)
-            found[variant] = profile(events)
+        for phase in [plans] * bool(plans) if config.together else [[plan] for plan in plans]:
+            with opened(config, phase, writer, workload_of(config), reporter, Keys(), stop) as bench:
+                for variant, server in bench.servers.items():
+                    if variant not in found.profiles and not stop.is_set():
+                        reporter.say(f"profiling {steps} steps of {variant}")
+                        found.profiles[variant] = profiled(server, config, variant, out, steps, cpu)
+                        replace_file(file, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    missing = [variant for variant in config.variants if variant not in found.profiles]
+    if missing:
+        raise UserError(f"no profile of {', '.join(missing)}; see {run}, then give the same command again")
     return found
+
+
+def profiled(server: Server, config: SweepConfig, variant: Variant, out: Path, steps: int, cpu: bool) -> Profile:
+    """The profile of a server under load, in the state of a variant; errors are those of `traced`."""
+    policy = policy_of(variant, config)
+    server.endpoint.wait_idle(PATIENCE_S)
+    if policy is not None and server.patched:
+        server.endpoint.set_policy(policy)
+    with under_load(server, config, variant):
+        events = traced(server, out / variant, steps, cpu)
+    return profile(events)
 
 
 def table(found: dict[Variant, Profile], steps: int) -> str:
@@ -165,9 +189,7 @@ def table(found: dict[Variant, Profile], steps: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, help="a sweep's settings")
-    parser.add_argument("--model")
-    parser.add_argument("--draft")
+    add_settings(parser)
     parser.add_argument("--attach", action="append", metavar="VARIANT=URL", help="servers that run already, here")
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--concurrency", type=int, default=128)
@@ -181,9 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(table(found, asked.steps), file=sys.stderr)
-    document = {"concurrency": asked.concurrency, "steps": asked.steps, "profiles": found}
-    print(msgspec.json.encode(document).decode())
+    print(table(found.profiles, found.steps), file=sys.stderr)
+    print(msgspec.json.encode(found).decode())
     return 0
 
 

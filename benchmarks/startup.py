@@ -19,18 +19,20 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from scipy import stats
 
+from benchmarks.asked import add_settings, settings_of
 from harness.bench import Bench
-from harness.config import SweepConfig, load_config, make_config
+from harness.config import SweepConfig, make_config
 from harness.errors import UserError
 from harness.gpus import machine_gpus, nvml
 from harness.manifest import new_manifest, workload_of
 from harness.records import Source
+from harness.regular import replace_file
 from harness.runfolder import RunWriter
 from harness.servers import Server, running
 from harness.variants import server_plans
@@ -138,32 +140,46 @@ def used_gib() -> dict[int, float]:
     }
 
 
+def measure(settings: dict[str, Any], rounds: int, out: Path | None) -> bytes:
+    """The document of so many rounds, which is in the file after each.
+
+    Raises:
+        UserError: a server did not come up; where a round was whole before that, it is only told.
+    """
+    kinds: tuple[Kind, Kind] = ("static", "patched")
+    starts: list[Start] = []
+    document = b""
+    logs = Path(tempfile.mkdtemp(prefix="specpivot-startup-"))
+    for number, kind in enumerate(kinds[:1] + kinds * rounds):
+        config = make_config(settings | {"variants": variants_of(kind), "threshold": None})
+        try:
+            starts.append(start(kind, config, logs))
+        except UserError as error:
+            if not document:
+                raise
+            tell(f"warning: {error}; {number // 2} of {rounds} rounds count")
+            break
+        tell(f"{kind}: healthy after {starts[-1].start_s:.1f} s, {starts[-1].memory_gib} GiB")
+        if number and kind == "patched":
+            document = msgspec.json.encode(judged("simulated" if config.sim else "measured", starts[1:]))
+            if out:
+                replace_file(out, msgspec.json.format(document, indent=1) + b"\n")
+    return document
+
+
 def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, help="a sweep's settings; its variants do not count")
-    parser.add_argument("--model")
-    parser.add_argument("--draft")
+    add_settings(parser, "a sweep's settings; its variants do not count")
     parser.add_argument("--sim", help="a preset of simulated servers instead: says what the command does, nothing else")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, choices=range(1, 21), metavar="N", default=3)
     parser.add_argument("-o", "--out", type=Path, help="also write the document to this file")
     asked = parser.parse_args(arguments)
-    starts: list[Start] = []
-    kinds: tuple[Kind, Kind] = ("static", "patched")
     try:
-        given = {name: getattr(asked, name) for name in ("model", "draft", "sim") if getattr(asked, name)}
-        settings = (load_config(asked.config) if asked.config else {}) | given
-        with tempfile.TemporaryDirectory() as logs:
-            for kind in kinds[:1] + kinds * asked.rounds:
-                config = make_config(settings | {"variants": variants_of(kind), "threshold": None})
-                starts.append(start(kind, config, Path(logs)))
-                tell(f"{kind}: healthy after {starts[-1].start_s:.1f} s, {starts[-1].memory_gib} GiB")
-        document = msgspec.json.encode(judged("simulated" if asked.sim else "measured", starts[1:]))
-        if asked.out:
-            asked.out.write_bytes(msgspec.json.format(document, indent=1) + b"\n")
+        document = measure(settings_of(asked, "sim"), asked.rounds, asked.out)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -85,12 +85,14 @@ def test_what_is_claimed_is_measured_in_one_process() -> None:
 
 
 def test_ranks_draw_no_acceptance_of_their_own() -> None:
-    """On several GPUs the accept length is a whole number: each rank draws a fractional one for itself."""
+    """On several GPUs the accept length is a whole number: each rank draws a fractional one for itself. None of them
+    asks for NVLink multicast, which can take a shared host's GPUs out of service."""
     parallel = [config for file in CONFIGS if (config := make_config(load_config(file) | MODELS)).tp > 1]
     assert len(parallel) == 7
     for config in parallel:
         assert float(config.server_env["SGLANG_SIMULATE_ACC_LEN"]).is_integer()
         assert not config.together
+        assert config.server_env["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
 
 
 def test_a_campaign_hands_thresholds_on(tmp_path: Path) -> None:

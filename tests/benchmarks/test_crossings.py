@@ -123,6 +123,8 @@ def test_the_command_judges_and_refuses(tmp_path: Path, capsys: pytest.CaptureFi
     lacking = write_run(tmp_path / "lacking", without="forced_off")
     assert main(["--judge", str(lacking.path)]) == 2
     assert "no repeat with eagle3, forced_off and dynamic" in capsys.readouterr().err
+    assert main(["--judge", str(lacking.path), str(run.path)]) == 3
+    assert [each["run"] for each in json.loads(capsys.readouterr().out)["switching"]] == ["run"]
     plain = runs.write_run(tmp_path / "plain", [], runs.manifest("measured"))
     assert main(["--judge", str(plain.path)]) == 2
     assert main(["--out", str(tmp_path / "new")]) == 2

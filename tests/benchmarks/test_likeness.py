@@ -7,9 +7,11 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from benchmarks import likeness
 from benchmarks.likeness import accepted, answers, bodies, compared, diverged, verified
 from harness.config import make_config
 from harness.endpoint import Endpoint
@@ -46,6 +48,8 @@ def test_an_equal_draft_agrees_and_a_worse_one_does_not() -> None:
     worse = accepted(before, [steps(2.4 + d) for d in (-0.02, 0.01, 0.0, 0.02, -0.01)])
     assert worse.high < 0
     assert not worse.met
+    steady = [steps(2.5)] * 3
+    assert (accepted(steady, [steps(2.0)] * 3).met, accepted(steady, steady).met) == (False, True)
     assert verified(steps(2.0, batch=3, count=7)) == 21
     with pytest.raises(UserError, match="fewer than two"):
         accepted(before, before[:1])
@@ -87,10 +91,35 @@ def echoing() -> Iterator[tuple[str, list[int]]]:
         server.server_close()
 
 
-def test_answers_come_in_waves_and_in_order() -> None:
-    """Three at once, never more; two askings give the same, request by request."""
+def test_servers_that_do_not_fit_are_not_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A configuration whose servers take turns is refused before anything is written."""
+    config = tmp_path / "two.toml"
+    config.write_text('tp = 2\nresident = "alternate"\n')
+    words = ["--config", str(config), "--model", "TARGET", "--draft", "DRAFT", "--threshold", "8"]
+    assert likeness.main([*words, "--out", str(tmp_path / "out")]) == 2
+    assert "up together" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_server_that_speculates_no_more_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its load has ended: its counters stand still, and a line says so."""
+    still = {"steps_on": 5, "steps_off": 0, "switches": 0, "ungated": 0, "by_batch": []}
+    monkeypatch.setattr(likeness, "block", lambda endpoint: still)
+    monkeypatch.setattr(likeness, "SLICE_S", 0.0)
+    monkeypatch.setattr(likeness, "WAIT_S", 0.05)
+    with pytest.raises(UserError, match="made no verify step"):
+        likeness._slice(Endpoint("http://127.0.0.1:1"))
+
+
+def test_answers_come_in_waves_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three at once, never more, past any proxy; two askings give the same, request by request."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
     config = make_config({"sim": "x", "variants": ["eagle3"], "input_tokens": 8, "random_range_ratio": 0.5})
     requests = bodies(config, 6)
+    equal = make_config({"sim": "x", "variants": ["eagle3"]})
+    limits = [json.loads(body)["sampling_params"]["max_new_tokens"] for body in bodies(equal, 16)]
+    assert limits[:8] == limits[8:] == [72, 80, 88, 96, 104, 112, 120, 128]
     with echoing() as (url, most):
         first, second = (answers(Endpoint(url), requests, 3) for _ in range(2))
     assert most == [3]

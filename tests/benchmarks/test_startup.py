@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from benchmarks import startup
 from benchmarks.startup import Start, extra, judged, variants_of
-from harness.config import make_config
+from harness.config import SweepConfig, make_config
+from harness.errors import UserError
 from harness.variants import server_plans
+from tests.harness.commands import SIM
 
 
 def test_a_difference_is_paired_and_has_an_interval() -> None:
@@ -31,6 +37,26 @@ def test_memory_is_judged_where_it_was_seen() -> None:
     assert found.memory_extra_gib is not None
     assert (found.memory_extra_gib.mean, found.memory_extra_gib.met) == (pytest.approx(0.55), True)
     assert judged("measured", [Start("static", 1.0), Start("patched", 1.0)]).memory_extra_gib is None
+
+
+def test_a_start_that_fails_leaves_the_rounds_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second round's patched server dies: the first is in the file and is judged; without one there is nothing."""
+    seconds = iter((90.0, 60.0, 71.0, 62.0))
+
+    def started(kind: startup.Kind, config: SweepConfig, logs: Path) -> Start:
+        second = next(seconds, None)
+        if second is None:
+            raise UserError("server speculative ended")
+        return Start(kind, second)
+
+    monkeypatch.setattr(startup, "start", started)
+    settings = {"sim": SIM, "concurrency": [1]}
+    document = json.loads(startup.measure(settings, 3, tmp_path / "startup.json"))
+    assert document == json.loads((tmp_path / "startup.json").read_text())
+    assert [one["start_s"] for one in document["starts"]] == [60.0, 71.0]
+    assert document["start_extra_s"]["mean"] == 11.0
+    with pytest.raises(UserError, match="ended"):
+        startup.measure(settings, 3, None)
 
 
 def test_servers_differ_in_the_worker_alone() -> None:
