@@ -22,6 +22,23 @@ def test_chunks_cut_anywhere(step: int) -> None:
     assert body == b"hello0123\r\n\r\n89"
 
 
+def test_chunks_cut_in_three_at_every_two_bytes() -> None:
+    """Three reads, of which the one between may be a whole chunk, a part of a line, or nothing but its end."""
+    for first in range(1, len(CHUNKED) - 1):
+        for second in range(first + 1, len(CHUNKED)):
+            framer = ResponseFramer()
+            pieces = (CHUNKED[:first], CHUNKED[first:second], CHUNKED[second:])
+            body = b"".join(framer.feed(piece) for piece in pieces)
+            assert (body, framer.done, framer.keep_alive) == (b"hello0123\r\n\r\n89", True, True), (first, second)
+
+
+@pytest.mark.parametrize("line", [b"5", b"05", b"5 ", b"5;x=y", b"5 ; x"])
+def test_sizes_may_be_padded_and_have_extensions(line: bytes) -> None:
+    """As some servers write them."""
+    framer, body = play(CHUNKED_HEAD + line + b"\r\nhello\r\n0\r\n\r\n", 100)
+    assert (body, framer.done) == (b"hello", True)
+
+
 @pytest.mark.parametrize("digits", ["%x", "%X"])
 def test_whole_chunks_are_told_by_their_length_and_beginning(digits: str) -> None:
     """Every size that a short read can have, and what the framer makes of it is the same."""
@@ -117,6 +134,11 @@ def test_keep_alive(response: bytes, keep: bool) -> None:
     [
         b"SSH-2.0-OpenSSH\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: two\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        CHUNKED_HEAD + b"1_0\r\n0123456789abcdef\r\n",
+        CHUNKED_HEAD + b"0x5\r\nhello\r\n",
+        CHUNKED_HEAD + b"+5\r\nhello\r\n",
+        CHUNKED_HEAD + b";x=y\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nabcd\r\n",
