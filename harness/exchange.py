@@ -26,7 +26,7 @@ def exchange(
         url: base URL of the server; its path is kept.
         path: what follows it.
         method, body, headers: the request.
-        timeout_s: for the whole of it.
+        timeout_s: for connecting, and again for all that follows.
         max_bytes: the longest answer that is read.
 
     Raises:
@@ -36,16 +36,23 @@ def exchange(
     parts = urllib.parse.urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(str(parts.hostname), parts.port, timeout=timeout_s)
-    with _as_os_error(), closing(connection), _cut_off(connection, timeout_s):
-        connection.request(method, parts.path.rstrip("/") + path, body, dict(headers))
-        response = connection.getresponse()
-        if not 200 <= response.status < 300:
-            raise _Status(response.status)
-        content = response.read(max_bytes + 1)
-        if len(content) > max_bytes:
-            raise ValueError(f"{path} answered more than {max_bytes} bytes")
-        if response.length:
-            raise OSError(f"{path} ended {response.length} bytes early")
+    with _as_os_error(), closing(connection):
+        connection.connect()
+        # The connection forgets its socket where the end of the response is the server's to tell.
+        with _cut_off(connection.sock, timeout_s):
+            connection.request(method, parts.path.rstrip("/") + path, body, dict(headers))
+            with connection.getresponse() as response:
+                return _content(response, path, max_bytes)
+
+
+def _content(response: http.client.HTTPResponse, path: str, max_bytes: int) -> bytes:
+    if not 200 <= response.status < 300:
+        raise _Status(response.status)
+    content = response.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"{path} answered more than {max_bytes} bytes")
+    if response.length:
+        raise OSError(f"{path} ended {response.length} bytes early")
     return content
 
 
@@ -58,14 +65,13 @@ def _as_os_error() -> Iterator[None]:
 
 
 @contextmanager
-def _cut_off(connection: http.client.HTTPConnection, timeout_s: float) -> Iterator[None]:
+def _cut_off(sock: socket.socket, timeout_s: float) -> Iterator[None]:
     """Hang up after `timeout_s`: a socket's own timeout starts anew with every byte."""
 
     def hang_up() -> None:
         late.set()
-        if connection.sock is not None:
-            with suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
 
     late = threading.Event()
     timer = threading.Timer(timeout_s, hang_up)
@@ -73,7 +79,10 @@ def _cut_off(connection: http.client.HTTPConnection, timeout_s: float) -> Iterat
     timer.start()
     try:
         yield
+    except (OSError, http.client.HTTPException):
+        if not late.is_set():  # else it tells of our own hanging up
+            raise
     finally:
         timer.cancel()
     if late.is_set():
-        raise TimeoutError(f"no whole answer within {timeout_s:.0f} s")
+        raise TimeoutError(f"no whole answer within {timeout_s:g} s")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 MAX_HEAD_BYTES: Final = 1 << 18
+MAX_LENGTH_DIGITS: Final = 18  # int() refuses thousands of them by an error of its own
 _COMMON_BYTES: Final = 4096  # reads shorter than this may be recognised by their length
 _HEAD, _COUNTED, _CHUNK_SIZE, _CHUNK, _CHUNK_END, _TRAILERS, _UNTIL_CLOSE, _DONE = range(8)
 
@@ -143,7 +144,7 @@ class ResponseFramer:
             self._finish()
         elif length is None:
             self._state, self.keep_alive = _UNTIL_CLOSE, False
-        elif length.isdigit():
+        elif length.isdigit() and len(length) <= MAX_LENGTH_DIGITS:
             self._state, self._left = _COUNTED, int(length)
         else:
             raise MalformedResponse(f"content-length is {length[:40]!r}")
@@ -165,10 +166,8 @@ _SIZE_LINES: Final = tuple(_size_lines(length) for length in range(_COMMON_BYTES
 
 
 def _chunk_size(line: bytes) -> int:
-    try:
-        size = int(line.split(b";", 1)[0], 16)
-    except ValueError:
-        raise MalformedResponse(f"a chunk's size is {line[:40]!r}") from None
-    if size < 0:
+    digits = line.split(b";", 1)[0].strip()
+    # int() takes more than HTTP does: signs, underscores and 0x.
+    if not digits or digits.strip(b"0123456789abcdefABCDEF"):
         raise MalformedResponse(f"a chunk's size is {line[:40]!r}")
-    return size
+    return int(digits, 16)

@@ -4,9 +4,8 @@ import pytest
 
 from harness.http1 import MalformedResponse, ResponseFramer
 
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + (
-    b"5\r\nhello\r\nA;x=y\r\n0123\r\n\r\n89\r\n0\r\nTrailer: 1\r\n\r\n"
-)
+CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = CHUNKED_HEAD + (b"5\r\nhello\r\nA;x=y\r\n0123\r\n\r\n89\r\n0\r\nTrailer: 1\r\n\r\n")
 
 
 def play(response: bytes, step: int) -> tuple[ResponseFramer, bytes]:
@@ -21,6 +20,23 @@ def test_chunks_cut_anywhere(step: int) -> None:
     framer, body = play(CHUNKED, step)
     assert (framer.status, framer.done, framer.keep_alive) == (200, True, True)
     assert body == b"hello0123\r\n\r\n89"
+
+
+def test_chunks_cut_in_three_at_every_two_bytes() -> None:
+    """Three reads, of which the one between may be a whole chunk, a part of a line, or nothing but its end."""
+    for first in range(1, len(CHUNKED) - 1):
+        for second in range(first + 1, len(CHUNKED)):
+            framer = ResponseFramer()
+            pieces = (CHUNKED[:first], CHUNKED[first:second], CHUNKED[second:])
+            body = b"".join(framer.feed(piece) for piece in pieces)
+            assert (body, framer.done, framer.keep_alive) == (b"hello0123\r\n\r\n89", True, True), (first, second)
+
+
+@pytest.mark.parametrize("line", [b"5", b"05", b"5 ", b"5;x=y", b"5 ; x"])
+def test_sizes_may_be_padded_and_have_extensions(line: bytes) -> None:
+    """As some servers write them."""
+    framer, body = play(CHUNKED_HEAD + line + b"\r\nhello\r\n0\r\n\r\n", 100)
+    assert (body, framer.done) == (b"hello", True)
 
 
 def test_one_chunk_per_read_takes_the_fast_path() -> None:
@@ -79,9 +95,14 @@ def test_keep_alive(response: bytes, keep: bool) -> None:
     [
         b"SSH-2.0-OpenSSH\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: two\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nabcd\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        CHUNKED_HEAD + b"1_0\r\n0123456789abcdef\r\n",
+        CHUNKED_HEAD + b"0x5\r\nhello\r\n",
+        CHUNKED_HEAD + b"+5\r\nhello\r\n",
+        CHUNKED_HEAD + b";x=y\r\n",
+        CHUNKED_HEAD + b"xyz\r\n",
+        CHUNKED_HEAD + b"-5\r\n",
+        CHUNKED_HEAD + b"2\r\nabcd\r\n",
     ],
 )
 def test_broken_framing_raises(response: bytes) -> None:

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
+import pytest
 import uvloop
 
 from harness.api import PlannedRequest
 from harness.transport import Backlog, Exchange
-from harness.transport_raw import RawTransport
+from harness.transport_raw import RawTransport, _Connection
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 LAST = b"0\r\n\r\n"
@@ -93,6 +94,49 @@ def test_a_connection_carries_one_exchange_after_the_other() -> None:
             assert backlog.unparsed_bytes > 5003
             exchange.take(len(exchange.reads))
             assert backlog.unparsed_bytes == 0
+
+    talking_to(serve, scenario)
+    assert connections == 1
+
+
+def test_an_answer_may_be_cut_at_any_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two reads each, byte by byte, and pieces of a size and of a body that look like a whole chunk by themselves."""
+    before, sly = HEAD + chunk(b"a") + b"3;x=y\r\nbcd\r\n" + chunk(b"0\r\n\r\n"), b"x\r\n1\r\nx\r\n" + b"e" * 8
+    answer = before + chunk(sly) + b"0\r\nT: 1\r\n\r\n"
+    assert chunk(sly).count(b"1\r\nx\r\n") == 2
+    cuts = [(cut,) for cut in range(1, len(answer))] + [tuple(range(1, len(answer)))]
+    cuts += [(cut, cut + len(b"1\r\nx\r\n")) for cut in range(len(before), len(before) + 10)]
+    written = taken = connections = 0
+
+    receive = _Connection.data_received
+
+    def counting(connection: _Connection, data: bytes) -> None:
+        nonlocal taken
+        taken += len(data)
+        receive(connection, data)
+
+    def all_is_read() -> bool:
+        return taken == written
+
+    monkeypatch.setattr(_Connection, "data_received", counting)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections, written
+        connections += 1
+        for places in cuts:
+            assert await asked(reader)
+            for first, last in zip((0, *places), (*places, len(answer)), strict=True):
+                writer.write(answer[first:last])
+                written += last - first
+                await until(all_is_read)
+        await asked(reader)
+
+    async def scenario(transport: RawTransport, backlog: Backlog) -> None:
+        for places in cuts:
+            exchange = await exchanged(transport, backlog)
+            body = b"".join(body for _, body in exchange.take(len(exchange.reads)))
+            assert (exchange.error, body) == (None, b"abcd0\r\n\r\n" + sly), places
+        assert backlog.unparsed_bytes == 0
 
     talking_to(serve, scenario)
     assert connections == 1
