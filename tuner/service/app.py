@@ -38,6 +38,7 @@ _SAFE = {
     "Cache-Control": "no-store",
 }
 # Names the path and reads the body; the handler stands apart, because it alone runs before the door.
+# The placeholder is of no handler's type, and is never called.
 _LOGIN_ROUTE = Route("POST", LOGIN, lambda: None, "Log in", None, body=(asked.Login,))  # type: ignore[arg-type,return-value]
 
 
