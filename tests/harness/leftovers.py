@@ -37,14 +37,25 @@ def nothing_left(folder: Path) -> Iterator[None]:
 
 
 def _marked(mark: str) -> list[str]:
-    """Processes that carry the mark, with the ports they listen on."""
+    """Processes that carry the mark, with the ports they listen on, and ours that do not show yet what they carry."""
+    ours = {process.pid for process in psutil.Process().children(recursive=True)}
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # ended meanwhile, or not ours to look at
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                ports = [c.laddr[1] for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-                found.append(f"{process.pid} {process.cmdline()} on {ports}")
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.environ().get(MARK) == mark:
+                found.append(f"{process.pid} {process.cmdline()} on {_ports(process)}")
+            elif process.pid in ours and not process.cmdline():
+                found.append(f"{process.pid} between fork and exec")  # it has neither arguments nor environment there
     return found
+
+
+def _ports(process: psutil.Process) -> list[int]:
+    """The ports a process listens on; none where that cannot be read, which must not hide the process."""
+    with suppress(psutil.Error):
+        return [c.laddr[1] for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    return []
 
 
 def _servers_of(folder: Path) -> list[str]:
