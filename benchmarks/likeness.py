@@ -40,6 +40,7 @@ from harness.exchange import exchange
 from harness.manifest import new_manifest, workload_of
 from harness.proof import Steps, steps_between
 from harness.records import Variant
+from harness.regular import replace_file
 from harness.runfolder import RunWriter
 from harness.servers import Server
 from harness.sweep import Keys, interruptible, opened
@@ -235,7 +236,7 @@ def _slice(endpoint: Endpoint) -> Steps:
 def _written(out: Path, document: dict[str, Any]) -> bytes:
     """The document, which is on disk as far as it is known."""
     text = msgspec.json.encode(document)
-    (out / "likeness.json").write_bytes(msgspec.json.format(text, indent=1) + b"\n")
+    replace_file(out / "likeness.json", msgspec.json.format(text, indent=1) + b"\n")
     return text
 
 

@@ -304,15 +304,21 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path, kind: str) -> None:
         (out / name).write_bytes(kept)
 
 
-@pytest.mark.parametrize("seen", ["whole", "in exec"])
+@pytest.mark.parametrize("seen", ["whole", "in exec", "without its ports"])
 def test_the_assertion_for_leftovers_can_fail(tmp_path: Path, seen: str) -> None:
-    """A process that stays is found, also in the moment of its exec, when the kernel shows neither arguments nor
-    environment of it: that moment comes after Popen has returned."""
+    """A process that stays is found, also where its ports cannot be read, and in the moment of its exec, when the
+    kernel shows neither arguments nor environment of it: that moment comes after Popen has returned."""
+
+    def refused(process: psutil.Process, kind: str) -> None:
+        raise psutil.AccessDenied(process.pid)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.harness.leftovers.PATIENCE_S", 0.2)
         if seen == "in exec":
             patch.setattr(psutil.Process, "environ", lambda self: {})
             patch.setattr(psutil.Process, "cmdline", lambda self: [])
+        if seen == "without its ports":
+            patch.setattr(psutil.Process, "net_connections", refused)
         left: list[subprocess.Popen[bytes]] = []
         try:
             with pytest.raises(AssertionError, match=r"sleep|between fork and exec"), nothing_left(tmp_path):
