@@ -1,9 +1,14 @@
-"""What calibration reads from measured run folders: one point per variant and concurrency, medians over repeats."""
+"""What calibration reads from measured run folders: one point per variant and concurrency.
+
+A preset is of a server that nothing disturbs. What disturbs one (the host's other work: a prefill that the scheduler
+launches kernel by kernel takes twice as long on a crowded core) only ever slows it, so of all repeats of a point the
+one with the quickest steps is taken, as timeit does, and not their median.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.errors import UserError
-from harness.records import TICK_S, LevelRow, PointKey, RequestRecord, ServerRecord, Variant
+from harness.records import SPECULATIVE_VARIANTS, TICK_S, LevelRow, RequestRecord, ServerRecord, Variant
 from harness.runfolder import RunFolder
 from harness.verify import records_by_point
 
 T = TypeVar("T")
+Repeat = tuple[LevelRow, Sequence[RequestRecord]]
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -67,8 +73,10 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def read_measured(folders: Sequence[Path]) -> Measured:
-    """Read run folders. Each variant is taken from the first that has usable points of it, whole: further folders fill
-    what the first lacks (the reference without overlap, say), and medians never mix servers.
+    """Read run folders.
+
+    Each variant is taken from the first that has usable points of it, and from every other folder whose server of that
+    variant was the same; other servers are left out.
 
     Raises:
         UserError: one is no run, not measured, or of another workload or GPU than the first.
@@ -81,18 +89,38 @@ def read_measured(folders: Sequence[Path]) -> Measured:
             raise UserError(f"{run.path} is {run.manifest.source}; a preset is made from measured runs only")
     lengths = _same(runs, "request lengths", _lengths)
     gpu = _same(runs, "GPU", _gpu)
-    points: dict[Variant, dict[int, Point]] = {}
     servers: dict[Variant, ServerRecord] = {}
+    same: dict[Variant, Hashable] = {}
+    repeats: dict[Variant, dict[int, list[Repeat]]] = {}
     for run in runs:
         rows = [row for row in run.levels() if row.usable]
         records = records_by_point(run, rows)
-        for variant in sorted({row.variant for row in rows} - set(points)):
-            points[variant] = _points([row for row in rows if row.variant == variant], records)
-            record = run.manifest.variants.get(variant)
-            if record is not None and record.server_run in run.manifest.servers:
-                servers[variant] = run.manifest.servers[record.server_run]
+        for variant in sorted({row.variant for row in rows}):
+            server = _server(run, variant)
+            identity = str(run.path) if server is None else _identity(server, variant)
+            if same.setdefault(variant, identity) != identity:
+                continue
+            if server is not None:
+                servers.setdefault(variant, server)
+            for row in rows:
+                if row.variant == variant:
+                    repeats.setdefault(variant, {}).setdefault(row.concurrency, []).append((row, records[row.key]))
+    points = {variant: {at: _point(levels[at]) for at in sorted(levels)} for variant, levels in repeats.items()}
     spread_s = runs[0].manifest.settings.warmup_s / 2
     return Measured(tuple(run.path.resolve().name for run in runs), *lengths, spread_s, gpu, points, servers)
+
+
+def _server(run: RunFolder, variant: Variant) -> ServerRecord | None:
+    record = run.manifest.variants.get(variant)
+    return run.manifest.servers.get(record.server_run) if record is not None and record.server_run else None
+
+
+def _identity(server: ServerRecord, variant: Variant) -> Hashable:
+    """What servers that play `variant` must have in common to be the same one at another time: version, arguments and
+    SGLang's variables; those of the drafts that it pretends to accept mean nothing where there are none."""
+    ignored = "-" if variant in SPECULATIVE_VARIANTS else "SGLANG_SIMULATE_ACC_"
+    names = [name for name in server.env if name.startswith("SGLANG_") and not name.startswith(ignored)]
+    return server.version, server.arguments, repr(server.server_args), tuple((n, server.env[n]) for n in sorted(names))
 
 
 def _same(runs: Sequence[RunFolder], what: str, of: Callable[[RunFolder], T]) -> T:
@@ -115,18 +143,13 @@ def _gpu(run: RunFolder) -> str:
     return str(gpus[0]["name"])
 
 
-def _points(rows: Sequence[LevelRow], records: Mapping[PointKey, Sequence[RequestRecord]]) -> dict[int, Point]:
-    levels = sorted({row.concurrency for row in rows})
-    return {level: _point([row for row in rows if row.concurrency == level], records) for level in levels}
-
-
-def _point(rows: Sequence[LevelRow], records: Mapping[PointKey, Sequence[RequestRecord]]) -> Point:
-    throughput = _median(row.output_tok_per_s for row in rows)
-    ttft = _median(row.ttft_p50_s for row in rows)
-    step = _median(_step_s(row, records[row.key]) for row in rows)
-    if throughput is None or ttft is None or step is None:
-        raise UserError(f"{rows[0].key} has no throughput, ttft or gaps; measure it with streamed answers")
-    return Point(throughput, ttft, step, _median(row.accept_len for row in rows))
+def _point(repeats: Sequence[Repeat]) -> Point:
+    """The repeat with the most steps per second: tokens alone would choose the luckiest drafts."""
+    row, records = max(repeats, key=lambda repeat: (repeat[0].output_tok_per_s or 0.0) / (repeat[0].accept_len or 1.0))
+    step_s = _step_s(row, records)
+    if row.output_tok_per_s is None or row.ttft_p50_s is None or step_s is None:
+        raise UserError(f"{row.key} has no throughput, ttft or gaps; measure it with streamed answers")
+    return Point(row.output_tok_per_s, row.ttft_p50_s, step_s, row.accept_len)
 
 
 def _step_s(row: LevelRow, records: Sequence[RequestRecord]) -> float | None:
@@ -154,8 +177,3 @@ def undisturbed_s(gaps_s: NDArray[np.float64], requests_per_s: float) -> float:
     ordered = np.sort(gaps_s)
     reached = (np.arange(ordered.size) + 0.5) / ordered.size >= np.exp(-requests_per_s * ordered) / 2
     return float(ordered[int(np.argmax(reached))])
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None

@@ -49,11 +49,14 @@ def write_run(
     output_tokens: int = LENGTHS[1],
     range_ratio: float = 0.0,
     requests: int = 40,
+    version: str = "0.5.12.post1",
+    env: dict[str, str] | None = None,
     **changes: Any,
 ) -> Path:
     """A run folder as if a sweep had measured `preset`'s world; `changes` replace columns of every row."""
     arguments = {"speculative_num_steps": 3, "max_running_requests": 256, "max_total_num_tokens": 100_000}
-    server = ServerRecord("s", "http://x", version="0.5.12.post1", server_args={**arguments, "model_path": "model"})
+    server = ServerRecord("s", "http://x", version=version, server_args={**arguments, "model_path": "model"})
+    server = msgspec.structs.replace(server, env=env or {})
     manifest = Manifest(
         schema=SCHEMA_VERSION,
         source="measured" if source == "measured" else "simulated",
@@ -146,13 +149,29 @@ def test_command_writes_a_preset_and_says_what_it_misses(tmp_path: Path, capsys:
 
 
 def test_further_runs_fill_what_the_first_lacks(tmp_path: Path) -> None:
-    """A variant comes whole from the first run that has it: a slower baseline in the second changes nothing."""
+    """A variant comes from the first run that has it: another server's baseline changes nothing, slow or quick."""
     first = write_run(tmp_path / "first", world(), (1, 8), ("baseline", "eagle3"))
-    second = write_run(tmp_path / "second", world(), (1, 8), PLAYED[:2], output_tok_per_s=1.0)
-    alone, both = read_measured([first]), read_measured([first, second])
+    second = write_run(tmp_path / "second", world(), (1, 8), PLAYED[:2], version="0.5.16", output_tok_per_s=1.0)
+    quick = write_run(tmp_path / "quick", world(), (1, 8), PLAYED[:1], version="0.5.16", output_tok_per_s=1e6)
+    alone, both = read_measured([first]), read_measured([first, second, quick])
     assert both.points["baseline"] == alone.points["baseline"]
     assert both.points["baseline_no_overlap"][1].output_tok_per_s == 1.0
-    assert (both.runs, both.spread_s) == (("first", "second"), 1.0)
+    assert (both.runs, both.spread_s) == (("first", "second", "quick"), 1.0)
+
+
+def test_of_all_repeats_of_a_server_the_quickest_is_taken(tmp_path: Path) -> None:
+    """Runs of the same server are further repeats of it; what is said of drafts matters only to a server with drafts,
+    and many tokens from lucky drafts are no quick step."""
+    at_2, at_3 = ({"SGLANG_SIMULATE_ACC_LEN": length, "HOME": length} for length in ("2.0", "3.0"))
+    ran = write_run(tmp_path / "ran", world(), (1,), PLAYED[:3], env=at_2, output_tok_per_s=100.0, accept_len=2.0)
+    quicker = write_run(tmp_path / "quicker", world(), (1,), PLAYED[:1], env=at_3, output_tok_per_s=101.0)
+    other = write_run(tmp_path / "other", world(), (1,), PLAYED[2:3], env=at_3, output_tok_per_s=300.0)
+    lucky = write_run(tmp_path / "lucky", world(), (1,), PLAYED[2:3], env=at_2, output_tok_per_s=103.0, accept_len=2.2)
+    quick = write_run(tmp_path / "quick", world(), (1,), PLAYED[2:3], env=at_2, output_tok_per_s=102.0, accept_len=1.9)
+    points = read_measured([ran, quicker, other, lucky, quick]).points
+    assert points["baseline"][1].output_tok_per_s == 101.0
+    assert (points["eagle3"][1].output_tok_per_s, points["eagle3"][1].accept_len) == (102.0, 1.9)
+    assert read_measured([ran, other, lucky]).points["eagle3"][1].output_tok_per_s == 100.0
 
 
 def test_stream_interval_is_taken_out_of_the_gaps(tmp_path: Path) -> None:
