@@ -17,6 +17,7 @@ from harness.crowd import Crowd, mean_users
 from harness.edges import Reading, proven, read, with_counts
 from harness.endpoint import CONTROL_TIMEOUT_S
 from harness.errors import UserError
+from harness.hostcpu import WindowCpu, with_cpu
 from harness.levelsfile import as_written
 from harness.load import LoadResult, WorkerCrashed, run_closed_loop, run_open_loop
 from harness.load_plan import LoadPlan
@@ -128,16 +129,24 @@ class Bench:
             self.writer.add_requests(scaled)
 
         plan, requests = self._load_plan(server, key), self._requests(server, key)
+        cpu = WindowCpu(server.pid, plan.warmup_s, plan.warmup_s + plan.duration_s)
+
+        def progressed(point_s: float) -> None:
+            cpu.at(point_s)
+            if on_progress is not None:
+                on_progress(point_s)
+
         run = run_open_loop if self.open_loop else run_closed_loop
         try:
             with GpuSampler([gpu.index for gpu in server.record.gpus.counted]) as gpu:
-                result = run(plan, requests, key, self.attempts[key], keep, on_progress, self.stop)
+                result = run(plan, requests, key, self.attempts[key], keep, progressed, self.stop)
+                used = cpu.figures()
         except WorkerCrashed:  # its own words are on standard error
             row = self._row(server, key, set_policy, "invalid", "client_crashed")
             return replace(row, **level_metrics(records, 0.0, 0.0).row_fields())
         after = read(server)
         row = self._judged(server, key, set_policy, records, result, before, after)
-        return row if server.simulation else with_gpu(row, gpu, result)
+        return row if server.simulation else with_cpu(with_gpu(row, gpu, result), used)
 
     def _prepare(self, server: Server, policy: Policy | None) -> str | None:
         """Make the server ready for a point; the verdict when it cannot be."""

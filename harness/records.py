@@ -2,8 +2,7 @@
 
 A run folder holds manifest.json (Manifest), requests.jsonl (RequestRecord, one line per finished request) and
 levels.csv (LevelRow, one row per point). A point is one variant at one concurrency in one repeat. Nothing is ever
-removed from requests.jsonl: a point measured again has a higher `attempt`, and its row in levels.csv says which one
-counts.
+removed from requests.jsonl: a point measured again has a higher `attempt`, and its row says which one counts.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-# Format history. A reader refuses another number; a change of meaning or a removed field raises it.
-#   1  first format
+# A reader refuses another number; a change of meaning or a removed field raises it. 1 is the first format.
 SCHEMA_VERSION = 1
 
 Source = Literal["measured", "simulated"]
@@ -56,8 +54,7 @@ class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         send_delay_s: from start_s until its last byte was handed to the socket.
         scheduled_s: when an open loop wanted it sent; None in a closed loop.
         end_s: when the stream ended, or when the error was known.
-        chunk_ticks: arrivals of chunks that brought tokens, in TICK_S; the first counts from start_s, each other from
-            the one before.
+        chunk_ticks: arrivals of chunks with tokens, in TICK_S: the first from start_s, each other from the last.
         chunk_tokens: new tokens of each chunk; None means one each.
         tokens_exact: False where the API does not say how many tokens a chunk brought.
         planned_prompt_tokens, planned_output_tokens: what was asked for; None where the client cannot know.
@@ -185,6 +182,10 @@ class LevelRow(msgspec.Struct, frozen=True):
     gpu_power_w: float | None = None  # the GPUs of the row's server together, mean over the window
     gpu_utilisation: float | None = None  # of the busiest, 0 to 1
     gpu_sm_clock_mhz: float | None = None  # of the busiest
+    host_cpu_steal: float | None = None  # share of the CPU time in the window that the hypervisor gave to others
+    host_cpu_busy: float | None = None  # share of it that was not idle, what was stolen included
+    server_cpu_wait: float | None = None  # share of the window for which a busy thread of the server waited for a CPU
+    server_cpu_used: float | None = None  # by the server's processes together, cores
 
     @property
     def key(self) -> PointKey:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 import psutil
@@ -25,6 +24,7 @@ from harness.environment import server_environment
 from harness.errors import UserError
 from harness.gpus import machine_gpus, server_gpus
 from harness.guard import STOP_GRACE_S, Guard, group_alive, guarding, signal_group
+from harness.nearby import attached_to, environment_of, is_here, listeners
 from harness.proof import identity, reported_arguments, simulation_of, worker_of
 from harness.records import ServerGpus, ServerRecord
 from harness.variants import ServerPlan
@@ -38,13 +38,18 @@ class ServerDied(UserError):
 
 
 class Server(msgspec.Struct, frozen=True):
-    """A server that is up, and what it has shown of itself."""
+    """A server that is up, and what it has shown of itself.
+
+    Attributes:
+        pid: its main process on this machine, also of an SGLang that was attached to; None where that cannot be seen.
+    """
 
     plan: ServerPlan
     endpoint: Endpoint
     record: ServerRecord
     identity: str
     simulation: dict[str, Any] | None = None
+    pid: int | None = None
 
     @property
     def patched(self) -> bool:
@@ -127,15 +132,6 @@ def owns(process: subprocess.Popen[bytes], port: int) -> bool:
     return False
 
 
-def listeners(port: int) -> list[int]:
-    """The processes of this machine that listen on a port, as far as we may see them."""
-    return [
-        connection.pid
-        for connection in psutil.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,) and connection.pid is not None
-    ]
-
-
 def prove(
     plan: ServerPlan, endpoint: Endpoint, process: subprocess.Popen[bytes] | None = None, log: str = ""
 ) -> Server:
@@ -150,6 +146,7 @@ def prove(
     mark, simulation = identity(info), simulation_of(info)
     started = psutil.Process(process.pid).create_time() if process else None
     env = {**os.environ, **plan.env} if process else None
+    attached = None if process or simulation else attached_to(endpoint)
     record = ServerRecord(
         server_run=f"{process.pid}@{started:.0f}" if process else f"{endpoint.public_url}#{mark}",
         url=endpoint.public_url,
@@ -163,44 +160,25 @@ def prove(
         worker_proof={"how": how, **_proof(specpivot_block(info))},
         lacking=lacking,
         log=log,
-        gpus=ServerGpus() if simulation else _gpus(endpoint, env, info),
+        gpus=ServerGpus() if simulation else _gpus(endpoint, env, info, attached),
     )
-    return Server(plan, endpoint, record, mark, simulation)
+    pid = process.pid if process else attached.pid if attached else None
+    return Server(plan, endpoint, record, mark, simulation, pid)
 
 
-def _gpus(endpoint: Endpoint, env: Mapping[str, str] | None, info: dict[str, Any] | None) -> ServerGpus:
+def _gpus(
+    endpoint: Endpoint, env: Mapping[str, str] | None, info: dict[str, Any] | None, attached: psutil.Process | None
+) -> ServerGpus:
     """The GPUs of this machine that a server runs on; of one that was attached to, as far as its process shows."""
     machine = machine_gpus()
     if not machine:
         return ServerGpus()
-    parts = urlsplit(endpoint.url)
-    if env is None and not _is_here(parts.hostname or ""):
-        return ServerGpus(known_from="none of this machine: the server is on another one")
     if env is not None:
         return server_gpus(machine, env, info)
-    env, contained = _attached_env(parts.port or (443 if parts.scheme == "https" else 80))
+    if not is_here(endpoint):
+        return ServerGpus(known_from="none of this machine: the server is on another one")
+    env, contained = environment_of(attached)
     return server_gpus(machine, env, info, contained)
-
-
-def _is_here(host: str) -> bool:
-    ours = {address.address.partition("%")[0] for each in psutil.net_if_addrs().values() for address in each}
-    with suppress(OSError, UnicodeError):
-        return any(str(found[4][0]) in ours for found in socket.getaddrinfo(host, None))
-    return False
-
-
-def _attached_env(port: int) -> tuple[dict[str, str] | None, bool]:
-    """The environment of the SGLang that listens on a port, and whether it runs in a container that is not ours.
-
-    None where something else listens, or we may not look. A container has a file system of its own, which a service
-    with a namespace of its own, as systemd makes them, has not.
-    """
-    for pid in listeners(port):
-        with suppress(psutil.Error, OSError):
-            process = psutil.Process(pid)
-            if any("sglang" in word or "patched_worker" in word for word in process.cmdline()):
-                return process.environ(), not Path(f"/proc/{pid}/root").samefile("/")
-    return None, False
 
 
 def _proof(block: dict[str, Any] | None) -> dict[str, Any]:

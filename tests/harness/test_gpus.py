@@ -12,6 +12,7 @@ import pytest
 from harness import servers
 from harness.endpoint import Endpoint
 from harness.gpus import container_gpus, server_gpus, visible_gpus
+from harness.nearby import attached_to
 from harness.records import Gpu, ServerGpus
 
 MACHINE = tuple(Gpu(index, f"GPU-{letter * 8}-0000") for index, letter in enumerate("aabc"))
@@ -132,13 +133,16 @@ def test_an_attached_server_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> Non
         ) as process:
             assert process.stdout is not None
             endpoint = Endpoint(f"http://127.0.0.1:{int(process.stdout.readline())}")
-            got = servers._gpus(endpoint, None, INFO)
+            seen = attached_to(endpoint)
+            got = servers._gpus(endpoint, None, INFO, seen)
             with monkeypatch.context() as elsewhere:
                 elsewhere.setattr(Path, "samefile", lambda root, other: False)
-                contained = servers._gpus(endpoint, None, INFO)
+                contained = servers._gpus(endpoint, None, INFO, seen)
             process.communicate()
+        assert (None if seen is None else seen.pid) == (process.pid if mark == "sglang.launch_server" else None)
         assert [gpu.index for gpu in got.counted] == counted
         assert ("in a container" in contained.known_from) == (mark == "sglang.launch_server")
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: [(0, 0, 0, "", ("192.0.2.1", 0))])
-    far = servers._gpus(Endpoint("http://gpu-box:30000"), None, INFO)
+    away = Endpoint("http://gpu-box:30000")
+    far = servers._gpus(away, None, INFO, attached_to(away))
     assert (far.counted, far.known_from) == ((), "none of this machine: the server is on another one")
