@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from harness.records import LevelRow, Variant
-from tuner.levels import decode_batches, reference_among, table, usable
+from tuner.levels import apart, decode_batches, reference_among, table, usable
 from tuner.noise import CONFIDENCE, Floats, Table, draw_means, single_repeat_only
 
 Shape = Literal["crossover", "always_on", "always_off", "not_monotone"]
@@ -120,6 +120,7 @@ def pivot(rows: Iterable[LevelRow], reference: Variant | None = None, seed: int 
         warnings=(
             *warnings,
             *_never_together(paired, on, without, off),
+            *_hours_apart(good, off),
             *_batch_unknown(paired, measured),
             *_one_repeat(paired),
         ),
@@ -133,6 +134,16 @@ def _never_together(paired: Iterable[int], on: Table, without: Table, off: Varia
     return [
         f"C={', '.join(apart)}: no repeat has a usable point of both eagle3 and {off}, so whatever drifted between"
         " repeats counts there; --resume measures again what is not usable"
+    ]
+
+
+def _hours_apart(rows: Sequence[LevelRow], off: Variant) -> list[str]:
+    levels = [str(c) for c in apart(rows, ("eagle3", off))]
+    if not levels:
+        return []
+    return [
+        f"C={', '.join(levels)}: pairs of eagle3 and {off} from servers that started hours apart, as after --resume, so"
+        " whatever drifted between the sittings counts there"
     ]
 
 

@@ -97,6 +97,25 @@ def test_points_of_different_repeats_are_said_to_be_apart() -> None:
     assert [warning.split(":")[0] for warning in found.warnings] == [f"C={top}"]
 
 
+def test_pairs_of_two_sittings_are_said_to_be_apart() -> None:
+    """A point measured again by a server that started hours later, not minutes; an unknown start says nothing."""
+
+    def warned(server_run: str) -> list[str]:
+        again = [
+            msgspec.structs.replace(row, server_run=server_run)
+            if (row.variant, row.concurrency, row.repeat) in (("eagle3", 8, 2), ("forced_off", 64, 1))
+            else row
+            for row in rows(noise=0.01)
+        ]
+        found = pivot(again)
+        assert found is not None
+        return list(found.warnings)
+
+    assert len(warned("50@7202.5")) == 1
+    assert warned("50@7202.5")[0].startswith("C=8, 64: pairs of eagle3 and forced_off from servers that started hours")
+    assert warned("50@900.0") == warned("http://user@host:30000") == warned("") == []
+
+
 def test_one_repeat_is_said_to_be_one() -> None:
     """A single repeat still gives an interval, from the points' own, and a warning."""
     found = pivot(rows(repeats=1))
