@@ -146,13 +146,13 @@ def _gpu(run: RunFolder) -> str:
 def _point(repeats: Sequence[Repeat]) -> Point:
     """The repeat with the most steps per second: tokens alone would choose the luckiest drafts."""
     row, records = max(repeats, key=lambda repeat: (repeat[0].output_tok_per_s or 0.0) / (repeat[0].accept_len or 1.0))
-    step_s = _step_s(row, records)
+    step_s = decode_step_s(row, records)
     if row.output_tok_per_s is None or row.ttft_p50_s is None or step_s is None:
         raise UserError(f"{row.key} has no throughput, ttft or gaps; measure it with streamed answers")
     return Point(row.output_tok_per_s, row.ttft_p50_s, step_s, row.accept_len)
 
 
-def _step_s(row: LevelRow, records: Sequence[RequestRecord]) -> float | None:
+def decode_step_s(row: LevelRow, records: Sequence[RequestRecord]) -> float | None:
     """The decode step of one repeat; a server with a stream interval puts several into one chunk."""
     inside = [record for record in records if record.ok and record.start_s >= (row.window_start_s or 0.0)]
     gaps_s = np.array([tick for record in inside for tick in record.chunk_ticks[1:]]) * TICK_S
