@@ -136,7 +136,9 @@ def user_speed(shown: View) -> Figure:
         look = LOOKS[variant]
         axes.plot(speeds, rates, look.line, color=look.colour, marker=look.marker, label=look.label)
         if variant in ("eagle3", shown.reference):
-            _label_levels(axes, variant, known, speeds, rates)
+            other = shown.curves.get((shown.reference if variant == "eagle3" else "eagle3") or variant, [])
+            beaten = {lv.concurrency for lv in known for its in other if _behind(lv, its)}
+            _label_levels(axes, variant, known, speeds, rates, beaten)
     log_rate(axes)
     axes.set_xlim(left=0)
     axes.margins(y=0.09)
@@ -217,7 +219,7 @@ def _pivot_band(axes: Axes, shown: View, label: bool = True) -> None:
     right = 2 ** concurrencies[-1] if high is None else at(high)
     axes.axvspan(at(low or 0), right, color=BAND, alpha=0.22, linewidth=0, zorder=0)
     if fit.threshold:
-        axes.axvline(at(fit.batch or fit.threshold), color=BAND, linewidth=1.4, zorder=1)
+        axes.axvline(at(fit.batch or fit.threshold), color=BAND, linewidth=1.4, zorder=1.6)  # above the grid
     if label:
         crowded = np.log2(right) > 0.7 * concurrencies[-1]
         axes.annotate(
@@ -228,12 +230,19 @@ def _pivot_band(axes: Axes, shown: View, label: bool = True) -> None:
         )  # fmt: skip
 
 
-def _label_levels(axes: Axes, variant: Variant, curve: list[Level], x: list[float], y: list[float]) -> None:
-    upper = variant == "eagle3"
+def _behind(level: Level, other: Level) -> bool:
+    return level.concurrency == other.concurrency and level.tok_per_s < other.tok_per_s
+
+
+def _label_levels(
+    axes: Axes, variant: Variant, curve: list[Level], x: list[float], y: list[float], beaten: set[int]
+) -> None:
+    """The concurrency beside each point: above and right of it, or below and left where the other curve is ahead."""
     for level, at_x, at_y in zip(curve, x, y, strict=True):
+        side = -1 if level.concurrency in beaten else 1
         axes.annotate(
-            str(level.concurrency), (at_x, at_y), xytext=(8, 4 if upper else -5),
-            textcoords="offset points", ha="left", va="center", fontsize=8, zorder=6,
+            str(level.concurrency), (at_x, at_y), xytext=(7 * side, 6 * side), textcoords="offset points",
+            ha="left" if side > 0 else "right", va="center", fontsize=8, zorder=6,
             color=LOOKS[variant].colour, path_effects=[withStroke(linewidth=2.5, foreground="white")],
         )  # fmt: skip
 

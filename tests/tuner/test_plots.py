@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 
 from harness.errors import UserError
 from tests.tuner.runs import forced_off, manifest, rows, write_run
-from tuner.plots import FIGURES, save_plots, throughput, tpot, view
+from tuner.plots import FIGURES, save_plots, throughput, tpot, user_speed, view
 
 
 def texts(figure: Figure) -> str:
@@ -103,3 +105,16 @@ def test_nothing_usable_and_unwritable_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write plots"):
         save_plots(write_run(tmp_path / "run"), tmp_path / "file" / "plots")
+
+
+def test_levels_are_named_on_the_outer_side_of_each_curve(tmp_path: Path) -> None:
+    """At each concurrency the faster variant has its number above and to the right, the slower one below and left."""
+    figure = user_speed(
+        view(write_run(tmp_path / "run", [row for row in rows(noise=1e-6) if row.variant != "forced_off"]))
+    )
+    sides: dict[str, list[int]] = {}
+    for text in figure.axes[0].texts:
+        if isinstance(text, Annotation) and text.get_text().isdecimal():
+            sides.setdefault(text.get_text(), []).append(round(math.copysign(1, text.xyann[0] + text.xyann[1])))
+    assert sides["1"] == [-1, 1]  # baseline, then eagle3
+    assert sides["256"] == [1, -1]
