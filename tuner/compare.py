@@ -2,12 +2,14 @@
 
 Runs are comparable when one could have been a repeat of the other but for what is under test: both measured or both
 simulated, the same requests (workload sha256), the same GPUs. Releases, arguments and variables may differ: that is
-what one compares, and each such difference is named.
+what one compares, and each such difference is named. Where the runs have no baseline in common, as v1 and v2 have not,
+the one's reference is compared with the other's.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -18,7 +20,7 @@ from harness.errors import UserError
 from harness.records import VARIANTS, LevelRow, Manifest, Source, Variant
 from harness.runfolder import RunFolder
 from tuner.curves import pivot
-from tuner.levels import usable
+from tuner.levels import reference_in, usable
 
 MAX_EXPONENT = 700.0  # what a float's exponential can hold: two repeats that have nothing to do with each other
 METRICS = ("output_tok_per_s", "tpot_p50_s")
@@ -72,6 +74,10 @@ def compare(run_a: RunFolder, run_b: RunFolder) -> Comparison:
     if reasons:
         raise UserError(f"{run_a.path} and {run_b.path} must not be compared: {'; '.join(reasons)}")
     a, b = _by_point(run_a), _by_point(run_b)
+    one, two = _reference(run_a, a), _reference(run_b, b)
+    paired = bool(one and two) and not _variants(a) & _variants(b) & {one, two}
+    if one and paired:
+        b = {(one if variant == two else variant, level): rows for (variant, level), rows in b.items()}
     shared = sorted(a.keys() & b.keys(), key=lambda key: (VARIANTS.index(key[0]), key[1]))
     if not shared:
         raise UserError(f"{run_a.path} and {run_b.path} share no usable point; measure the same variants and levels")
@@ -83,7 +89,10 @@ def compare(run_a: RunFolder, run_b: RunFolder) -> Comparison:
         differences=tuple(item for item in found if item is not None),
         pivots={name: fit for name, run in zip(names, (run_a, run_b), strict=True) if (fit := _pivot(run))},
         not_shared=len(a.keys() ^ b.keys()),
-        notes=notes(run_a.manifest, run_b.manifest),
+        notes=(
+            *([f"reference: {one} and {two}, told as {one}"] if paired else []),
+            *notes(run_a.manifest, run_b.manifest),
+        ),
     )
 
 
@@ -160,6 +169,15 @@ def _by_point(run: RunFolder) -> dict[tuple[Variant, int], list[LevelRow]]:
     for row in usable(run.levels()):
         found.setdefault((row.variant, row.concurrency), []).append(row)
     return found
+
+
+def _variants(points: Collection[tuple[Variant, int]]) -> set[Variant]:
+    return {variant for variant, _ in points}
+
+
+def _reference(run: RunFolder, points: Collection[tuple[Variant, int]]) -> Variant | None:
+    """The reference of eagle3, where the run has both."""
+    return reference_in(run.manifest, _variants(points)) if "eagle3" in _variants(points) else None
 
 
 def _pivot(run: RunFolder) -> dict[str, Any] | None:

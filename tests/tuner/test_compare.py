@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from harness.errors import UserError
-from harness.records import Workload
-from tests.tuner.runs import CURVES, SERVER, baseline, eagle3, manifest, rows, write_run
+from harness.records import VariantRecord, Workload
+from tests.tuner.runs import CURVES, LEVELS, SERVER, baseline, eagle3, manifest, rows, write_run
 from tuner.compare import compare
 
 
@@ -51,6 +51,23 @@ def test_what_must_not_be_compared_is_refused_with_the_reason(
     b = write_run(tmp_path / "b", made=manifest(**changes))
     with pytest.raises(UserError, match=f"must not be compared.*{says}"):
         compare(a, b)
+
+
+def test_references_of_two_generations_are_compared(tmp_path: Path) -> None:
+    """Runs without a baseline in common: each one's own reference, and a note; with one in common, that alone."""
+    v2 = write_run(tmp_path / "v2", rows({"baseline": baseline, "eagle3": eagle3}, noise=1e-6))
+    slower = rows({"baseline_no_overlap": lambda n: 0.9 * baseline(n), "eagle3": eagle3}, noise=1e-6)
+    records = {"eagle3": VariantRecord(SERVER.server_run, "baseline_no_overlap")}
+    v1 = write_run(tmp_path / "v1", slower, manifest(variants=records))
+    found = compare(v2, v1)
+    rates = {(d.variant, d.concurrency): d.ratio for d in found.differences if d.metric == "output_tok_per_s"}
+    assert [rates["baseline", level] for level in LEVELS] == pytest.approx([0.9] * len(LEVELS), rel=1e-3)
+    assert [rates["eagle3", level] for level in LEVELS] == pytest.approx([1.0] * len(LEVELS), rel=1e-3)
+    assert found.not_shared == 0
+    assert "reference: baseline and baseline_no_overlap, told as baseline" in found.notes
+    assert not [note for note in compare(v2, v2).notes if note.startswith("reference")]
+    both = write_run(tmp_path / "both", [*slower, *rows({"baseline": baseline})], manifest(variants=records))
+    assert not [note for note in compare(v2, both).notes if note.startswith("reference")]
 
 
 def test_nothing_shared_is_refused(tmp_path: Path) -> None:
