@@ -122,4 +122,4 @@ def _finish(axes: Axes, levels: list[int]) -> None:
     log_concurrency(axes, sorted(set(levels)))
     made = axes.get_figure()
     assert made is not None
-    made.legend(loc="outside lower center", ncols=3)
+    made.legend(loc="outside lower center", ncols=2 if len(axes.get_legend_handles_labels()[0]) == 4 else 3)
