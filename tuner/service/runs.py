@@ -86,6 +86,9 @@ class Runs:
         except (UserError, Refusal, OSError):
             made = _Known(now)
         with self._lock:
+            kept = self._known.get(name)
+            if kept is not None and kept.signature == now:  # another thread was quicker: one answer for all
+                return kept
             self._known[name] = made
         return made
 

@@ -8,6 +8,7 @@ import errno
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from tests.tuner.service.services import OPENAPI, call, serving
 from tuner.plots import view
 from tuner.recommend import Recommendation, recommend
 from tuner.service import run_answers
+from tuner.service import runs as service_runs
 from tuner.service.api import ROUTES
 from tuner.service.app import make_app
 
@@ -170,6 +172,22 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
             return first.points_done, second.points_done
 
     assert asyncio.run(before_and_after()) == (4, 2)
+
+
+def test_threads_that_read_at_once_get_one_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second reader that ends first is not overtaken: the slower one takes its answer."""
+    write_run(tmp_path / "run", rows(repeats=1)[:4])
+    runs = service_runs.Runs(tmp_path)
+    quicker: list[object] = []
+
+    def slow(*of: Any) -> Any:
+        monkeypatch.undo()
+        quicker.append(runs.summary("run"))
+        return service_runs.progress_of(*of)
+
+    monkeypatch.setattr(service_runs, "progress_of", slow)
+    assert runs.summary("run") is quicker[0] is runs.summary("run")
+    assert quicker[0] is not None
 
 
 @pytest.mark.parametrize("name", ["..", "%2e%2e", "..%2frun", "run%2f..", "%00", "a b", ".service", "-x", "x" * 101])
