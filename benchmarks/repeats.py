@@ -1,8 +1,8 @@
 """How far the repeats of a run agree, in what they differ, and which of its pairs come from two sittings.
 
 By concurrency: throughput, the gain of eagle3 over its reference, the spread of repeats, the undisturbed decode step,
-and per request the time in which no step is made (prefills, and what the host takes). A run that was resumed has pairs
-from two sittings: its pivot without them stands beside its pivot. The last line on standard output is a JSON document.
+and per request the time in which no step is made (prefills, and what the host takes). The last line on standard output
+is a JSON document.
 
     python -m benchmarks.repeats results/NAME ...
 """
@@ -23,9 +23,10 @@ from harness.errors import UserError
 from harness.records import LevelRow, RequestRecord, Variant
 from harness.runfolder import RunFolder
 from harness.sim.points import decode_step_s
+from harness.sittings import APART_S, apart, started_s
 from harness.verify import records_by_point
 from tuner.curves import pivot
-from tuner.levels import APART_S, apart, reference_in, started_s, usable
+from tuner.levels import reference_in, usable
 from tuner.words import name, span
 
 LOW_C = 16  # up to here a step outweighs what holds it up
@@ -57,7 +58,9 @@ class Point(msgspec.Struct, frozen=True):
 
     @property
     def pairs(self) -> list[int]:
-        return sorted(self.on.tok_per_s.keys() & self.off.tok_per_s.keys())
+        """Repeats with both sides; those from two sittings only where there are no others."""
+        both = self.on.tok_per_s.keys() & self.off.tok_per_s.keys()
+        return sorted(both - set(self.apart) or both)
 
     @property
     def gain(self) -> float | None:
@@ -85,7 +88,7 @@ class Repeats(msgspec.Struct, frozen=True):
 
     Attributes:
         scatter: of all levels, and of those up to and above `LOW_C`; absent where no level has two pairs.
-        pivot, pivot_together: thresholds in words, of all pairs and of those from one sitting.
+        pivot: the threshold in words.
         late_over_early: median over points of throughput in a later sitting over that in the first; None without one.
     """
 
@@ -94,7 +97,6 @@ class Repeats(msgspec.Struct, frozen=True):
     points: tuple[Point, ...]
     scatter: dict[str, Scatter]
     pivot: str
-    pivot_together: str
     late_over_early: float | None
 
 
@@ -109,15 +111,13 @@ def repeats_of(run: RunFolder) -> Repeats:
     if reference is None or not any(row.variant == "eagle3" for row in rows):
         raise UserError(f"{run.path} has no usable points of eagle3 and of a baseline; measure both")
     records = records_by_point(run, rows)
-    two_sittings = apart(rows, ("eagle3", reference))
+    torn = apart(row for row in rows if row.variant in ("eagle3", reference))
     first_s = min((start for row in rows if (start := started_s(row)) is not None), default=0.0)
     points = []
     for level in sorted({row.concurrency for row in rows}):
         on, off = ([r for r in rows if (r.variant, r.concurrency) == (v, level)] for v in ("eagle3", reference))
         made = [_side(side, records, first_s) for side in (off, on)]
-        points.append(Point(level, made[0], made[1], tuple(two_sittings.get(level, ()))))
-    gone = {(point.concurrency, repeat) for point in points for repeat in point.apart}
-    together = [row for row in rows if (row.concurrency, row.repeat) not in gone]
+        points.append(Point(level, made[0], made[1], tuple(sorted(repeat for at, repeat in torn if at == level))))
     bands = {"all": points, f"up to C={LOW_C}": [p for p in points if p.concurrency <= LOW_C]}
     bands[f"above C={LOW_C}"] = [p for p in points if p.concurrency > LOW_C]
     return Repeats(
@@ -126,7 +126,6 @@ def repeats_of(run: RunFolder) -> Repeats:
         tuple(points),
         {band: found for band, some in bands.items() if (found := scatter(some))},
         _pivot(rows, reference),
-        _pivot(together, reference),
         _late_over_early(points),
     )
 
@@ -205,7 +204,7 @@ def table(found: Repeats) -> str:
             f"{band}: repeats scatter by {one.on:.1%} (eagle3) and {one.off:.1%} (off), their ratio by {one.gain:.1%};"
             f" by {one.independent:.1%} if they shared nothing"
         )
-    lines.append(f"pivot: {found.pivot}; without pairs from two sittings: {found.pivot_together}")
+    lines.append(f"pivot: {found.pivot}")
     if found.late_over_early:
         lines.append(f"later sittings over the first: {found.late_over_early:.3f} (median of points)")
     return "\n".join(lines)

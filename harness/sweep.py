@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from harness.pace import Pace
 from harness.records import PATCHED_VARIANTS, LevelRow, PointKey, RequestRecord, Variant
 from harness.runfolder import RunFolder, RunWriter, WriteFailed
 from harness.servers import Server, attach, running
+from harness.sittings import settled
 from harness.variants import ServerPlan, policy_of, server_plans
 from harness.workload import WorkloadPlan
 
@@ -143,12 +145,16 @@ def _run_phase(
 ) -> None:
     plans, repeats = phase
     variants = [variant for plan in plans for variant in plan.variants]
-    finished = {row.key for row in writer.rows if row.usable}
-    todo = [key for key in _order(variants, config.concurrency, repeats) if key not in finished]
-    if not todo:
+
+    def missing(among: Sequence[Variant]) -> list[PointKey]:
+        done = settled(writer.rows, among, time.time())
+        order = _order(variants, config.concurrency, repeats)
+        return [key for key in order if key.variant in among and key not in done]
+
+    if not missing(variants):
         return
     with opened(config, plans, writer, workload_of(config), reporter, keys, stop) as bench:
-        todo = [key for key in todo if key.variant in bench.servers]
+        todo = missing([variant for variant in variants if variant in bench.servers])
         pace = Pace(config, writer.rows)
         reporter.plan(len(todo), pace.points_s(key.concurrency for key in todo))
         for number, key in enumerate(todo, start=1):

@@ -9,7 +9,7 @@ itself, both as large as this run's own repeats show.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -18,7 +18,8 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from harness.records import LevelRow, Variant
-from tuner.levels import apart, decode_batches, reference_among, table, usable
+from harness.sittings import apart
+from tuner.levels import decode_batches, reference_among, table, usable
 from tuner.noise import CONFIDENCE, Floats, Table, draw_means, single_repeat_only
 
 Shape = Literal["crossover", "always_on", "always_off", "not_monotone"]
@@ -94,6 +95,7 @@ def pivot(rows: Iterable[LevelRow], reference: Variant | None = None, seed: int 
     """
     good = usable(rows)
     off, warnings = off_variant(good, reference)
+    good, torn = _of_one_sitting(good, off)
     on, without = table(good, "eagle3"), table(good, off)
     paired = log_ratios(on, without)
     if not paired:
@@ -120,7 +122,7 @@ def pivot(rows: Iterable[LevelRow], reference: Variant | None = None, seed: int 
         warnings=(
             *warnings,
             *_never_together(paired, on, without, off),
-            *_hours_apart(good, off),
+            *torn,
             *_batch_unknown(paired, measured),
             *_one_repeat(paired),
         ),
@@ -137,14 +139,24 @@ def _never_together(paired: Iterable[int], on: Table, without: Table, off: Varia
     ]
 
 
-def _hours_apart(rows: Sequence[LevelRow], off: Variant) -> list[str]:
-    levels = [str(c) for c in apart(rows, ("eagle3", off))]
-    if not levels:
-        return []
-    return [
-        f"C={', '.join(levels)}: pairs of eagle3 and {off} from servers that started hours apart, as after --resume, so"
-        " whatever drifted between the sittings counts there"
-    ]
+def _of_one_sitting(rows: Sequence[LevelRow], off: Variant) -> tuple[list[LevelRow], list[str]]:
+    """The rows without pairs whose halves were measured hours apart, and a warning of them.
+
+    A concurrency that has no other pair keeps them: servers that do not fit together are measured one after the other.
+    """
+    pairs = [row for row in rows if row.variant in ("eagle3", off)]
+    torn = apart(pairs)
+    if not torn:
+        return list(rows), []
+    whole = {place for place, halves in Counter((r.concurrency, r.repeat) for r in pairs).items() if halves == 2} - torn
+    kept = {level for level, _ in whole}
+    levels = sorted({level for level, _ in torn})
+    fate = "are left out where there are others" if kept & set(levels) else "hold what drifted between them"
+    warning = (
+        f"C={', '.join(map(str, levels))}: pairs of eagle3 and {off} from servers that started hours apart {fate};"
+        " --resume measures them again"
+    )
+    return [row for row in rows if (row.concurrency, row.repeat) not in torn or row.concurrency not in kept], [warning]
 
 
 def _batch_unknown(paired: Iterable[int], measured: Mapping[int, bool]) -> list[str]:

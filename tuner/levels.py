@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 import msgspec
 import numpy as np
 from scipy import stats
 
 from harness.records import LevelRow, Manifest, Variant
-
-APART_S = 3600.0  # servers of one sitting start together, or by blocks some minutes after one another
 
 
 class Level(msgspec.Struct, frozen=True):
@@ -87,26 +85,6 @@ def _one_threshold(rows: list[LevelRow]) -> list[LevelRow]:
         return rows
     kept = max(levels_of, key=lambda threshold: len(levels_of[threshold]))
     return [row for row in rows if row.variant != "dynamic" or row.threshold == kept]
-
-
-def started_s(row: LevelRow) -> float | None:
-    """When the server of a row started, in seconds since the epoch; None where nobody knows."""
-    _, _, start = row.server_run.rpartition("@")
-    return float(start) if start.replace(".", "", 1).isdecimal() else None
-
-
-def apart(rows: Sequence[LevelRow], variants: tuple[Variant, Variant]) -> dict[int, list[int]]:
-    """By concurrency the repeats of which two variants were measured by servers that started hours apart.
-
-    So it is where a resumed sweep measured one of the two again: the pair does not share what drifted.
-    """
-    one, two = ({(r.concurrency, r.repeat): started_s(r) for r in usable(rows) if r.variant == v} for v in variants)
-    found: dict[int, list[int]] = defaultdict(list)
-    for level, repeat in sorted(one.keys() & two.keys()):
-        a, b = one[level, repeat], two[level, repeat]
-        if a is not None and b is not None and abs(a - b) > APART_S:
-            found[level].append(repeat)
-    return dict(found)
 
 
 def table(rows: Iterable[LevelRow], variant: Variant) -> dict[int, dict[int, float]]:

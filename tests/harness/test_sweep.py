@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from harness import sweep
 from harness.config import SweepConfig, make_config
 from harness.errors import UserError
 from harness.guard import group_alive
 from harness.manifest import new_manifest, workload_of
 from harness.records import LevelRow, PointKey
 from harness.runfolder import RunFolder
+from harness.sittings import settled
 from harness.sweep import Keys, Outcome, _order, _phases, run_sweep
 from harness.verify import verify_run
 from harness.workload import _samples
@@ -90,6 +92,17 @@ def test_an_interrupted_sweep_is_resumed_without_a_point_twice(tmp_path: Path) -
     assert len(keys) == len(set(keys)) == 8
     records = Counter((r.key, r.attempt, r.index) for r in RunFolder(tmp_path / "run").requests())
     assert max(records.values()) == 1
+
+
+def test_a_sweep_resumed_a_day_later_measures_pairs_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The point whose other half is missing is measured again beside it; whole pairs stay as they are."""
+    swept(tmp_path / "run", Recorder(3), variants=["baseline", "eagle3"], concurrency=[1, 2], repeats=1)
+    config = make_config(RunFolder(tmp_path / "run").manifest.config)
+    tomorrow = Recorder()
+    monkeypatch.setattr(sweep, "settled", lambda rows, among, now_s: settled(rows, among, now_s + 86_400))
+    run_sweep(config, tmp_path / "run", ["x"], tomorrow, Keys(), resume=True)
+    assert sorted((row.variant, row.concurrency) for row in tomorrow.rows) == [("baseline", 2), ("eagle3", 2)]
+    assert len(RunFolder(tmp_path / "run").levels()) == 4
 
 
 def test_killed_at_any_moment_loses_no_point(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
@@ -97,23 +98,46 @@ def test_points_of_different_repeats_are_said_to_be_apart() -> None:
     assert [warning.split(":")[0] for warning in found.warnings] == [f"C={top}"]
 
 
-def test_pairs_of_two_sittings_are_said_to_be_apart() -> None:
-    """A point measured again by a server that started hours later, not minutes; an unknown start says nothing."""
+def again(rows: Iterable[LevelRow], server_run: str, *places: tuple[str, int, int]) -> list[LevelRow]:
+    """The rows, those at `places` measured by another server that was half as fast."""
+    return [
+        msgspec.structs.replace(row, server_run=server_run, output_tok_per_s=(row.output_tok_per_s or 0.0) / 2)
+        if (row.variant, row.concurrency, row.repeat) in places
+        else msgspec.structs.replace(row, server_run="7@0.0")
+        for row in rows
+    ]
 
-    def warned(server_run: str) -> list[str]:
-        again = [
-            msgspec.structs.replace(row, server_run=server_run)
-            if (row.variant, row.concurrency, row.repeat) in (("eagle3", 8, 2), ("forced_off", 64, 1))
-            else row
-            for row in rows(noise=0.01)
-        ]
-        found = pivot(again)
+
+def test_pairs_of_two_sittings_are_left_out() -> None:
+    """A point measured again by a server that started hours later changes nothing but the number of pairs, and is
+    told; one that started minutes later, or nobody knows when, counts."""
+    place = ("forced_off", 64, 1)
+    before, after = pivot(rows(noise=1e-6)), pivot(again(rows(noise=1e-6), "50@7202.5", place))
+    assert before is not None
+    assert after is not None
+    assert after.threshold == before.threshold
+    assert [ratio.repeats for ratio in after.ratios if ratio.concurrency == 64] == [
+        ratio.repeats - 1 for ratio in before.ratios if ratio.concurrency == 64
+    ]
+    assert [warning.split(";")[0] for warning in after.warnings] == [
+        "C=64: pairs of eagle3 and forced_off from servers that started hours apart are left out where there are others"
+    ]
+    for near in ("50@900.0", "http://user@host:30000", ""):
+        found = pivot(again(rows(noise=1e-6), near, place))
         assert found is not None
-        return list(found.warnings)
+        assert found.warnings == ()
+        assert found.ratios != before.ratios
 
-    assert len(warned("50@7202.5")) == 1
-    assert warned("50@7202.5")[0].startswith("C=8, 64: pairs of eagle3 and forced_off from servers that started hours")
-    assert warned("50@900.0") == warned("http://user@host:30000") == warned("") == []
+
+def test_a_concurrency_with_no_other_pair_keeps_those_of_two_sittings() -> None:
+    """Servers that do not fit together are measured one after the other, maybe for hours: that is said, and counts."""
+    every = [(row.variant, row.concurrency, row.repeat) for row in rows() if row.variant == "eagle3"]
+    before, found = pivot(rows(noise=1e-6)), pivot(again(rows(noise=1e-6), "50@7202.5", *every))
+    assert before is not None
+    assert found is not None
+    lost = [ratio.log_ratio - now.log_ratio for ratio, now in zip(before.ratios, found.ratios, strict=True)]
+    assert lost == pytest.approx([math.log(2)] * len(LEVELS))
+    assert "hold what drifted between them" in found.warnings[0]
 
 
 def test_one_repeat_is_said_to_be_one() -> None:
