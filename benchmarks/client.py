@@ -58,14 +58,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def specpivot(case: Case, transport: TransportName, workers: int, checkout: Path = ROOT) -> list[str]:
-    me = [
-        sys.executable,
-        str(checkout / "benchmarks" / "client.py"),
-        "--one",
-        case.url,
-        "--concurrency",
-        str(case.concurrency),
-    ]
+    # In the checkout, for `python -m` looks in the working folder first: its client processes would be other ones.
+    me = ["env", "-C", str(checkout), sys.executable, "benchmarks/client.py", "--one", case.url]
+    me += ["--concurrency", str(case.concurrency)]
     return [*me, "--requests", str(case.requests), "--transport", transport, "--workers", str(workers),
             "--out", str(case.out)]  # fmt: skip
 

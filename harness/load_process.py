@@ -33,7 +33,7 @@ class WorkerProcess:
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         # Standard streams only, a session of its own: Ctrl-C reaches this process alone, which then asks for the rest.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "harness.load_worker"],
+            [sys.executable, "-P", "-m", "harness.load_worker"],  # -P: never a harness of the working folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

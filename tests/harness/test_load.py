@@ -13,6 +13,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +53,17 @@ def stamps(url: str, reset: bool = False) -> dict[str, Any]:
     with urllib.request.urlopen(f"{url}/{'reset' if reset else 'stamps'}") as answer:
         body: dict[str, Any] = json.load(answer)
         return body
+
+
+def test_a_folder_of_the_same_name_is_not_run(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client processes are of this checkout, whatever package called harness the working folder holds."""
+    other = tmp_path / "harness"
+    other.mkdir()
+    (other / "__init__.py").touch()
+    (other / "load_worker.py").write_text("raise SystemExit('another harness')\n")
+    monkeypatch.chdir(tmp_path)
+    _, records = load(url, 5)
+    assert [r.error for r in records] == [None] * 5
 
 
 @pytest.mark.parametrize("transport", ["raw", "aiohttp"])
