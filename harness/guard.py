@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from harness.ourselves import environment, program
+
 STOP_GRACE_S = 20.0  # from SIGTERM to SIGKILL
 
 
@@ -43,12 +45,8 @@ class Guard:
 @contextmanager
 def guarding() -> Iterator[Guard]:
     """A guard for as long as the block lasts. Leave it only when the servers are stopped, or by dying."""
-    root = str(Path(__file__).resolve().parent.parent)
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness.guard"],
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))},
+        program("harness.guard"), stdin=subprocess.PIPE, start_new_session=True, env=environment()
     )
     assert process.stdin is not None
     try:

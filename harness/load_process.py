@@ -6,14 +6,13 @@ import contextlib
 import os
 import queue
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 
 from harness.api import PlannedRequest
 from harness.load_plan import Begin, Feed, Finished, FrameReader, Ready, ToParent, encode_frame
+from harness.ourselves import environment, program
 
 STOP_S = 15.0  # for a worker that was told to stop, to send what it has
 _FEED_BYTES = 4 << 20
@@ -29,15 +28,13 @@ class WorkerProcess:
         self.finished: Finished | None = None
         self.ready: Ready | None = None
         self._inbox = inbox
-        root = str(Path(__file__).resolve().parent.parent)
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         # Standard streams only, a session of its own: Ctrl-C reaches this process alone, which then asks for the rest.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "harness.load_worker"],  # -P: never a harness of the working folder
+            program("harness.load_worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": path},
+            env=environment(),
         )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()

@@ -12,11 +12,9 @@ import asyncio
 import heapq
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from pathlib import Path
 from typing import cast
 
 import msgspec
@@ -26,6 +24,7 @@ from harness.api import API_PATHS, Api
 from harness.mock_modes import MODES
 from harness.mock_stamps import Stamps
 from harness.mock_streams import Ask, Step, Timing, plain
+from harness.ourselves import environment, program
 from harness.transport import monotonic
 
 # What other load generators want to read before they start.
@@ -231,13 +230,12 @@ def running_mock(timing: Timing = Timing(), core: int | None = None) -> Iterator
         *("--ttft", str(timing.ttft_s), "--gap", str(timing.gap_s)),
         *("--tokens-per-chunk", str(timing.tokens_per_chunk), "--padding", str(timing.padding_bytes)),
     ]
-    root = str(Path(__file__).resolve().parent.parent)
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness.mock", *options],
+        [*program("harness.mock"), *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": root},
+        env=environment(),
     )
     try:
         if core is not None:

@@ -6,11 +6,13 @@ eagle3 alone runs on the stock server.
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness.config import SweepConfig, is_patched, variants_to_run
+from harness.ourselves import environment, program
 from harness.records import SPECULATIVE_VARIANTS, ServerRecord, Variant
 from patched_worker.policy import NEVER_DISABLE, Policy
 
@@ -133,13 +135,14 @@ def _name(variants: list[Variant]) -> str:
 
 
 def _simulated(config: SweepConfig, plan: ServerPlan) -> ServerPlan:
-    command = [sys.executable, "-m", "harness.sim.server", "--preset", str(config.sim), "--variant", plan.variants[0]]
+    command = [*program("harness.sim.server"), "--preset", str(config.sim), "--variant", plan.variants[0]]
     command += ["--time-scale", str(config.time_scale), "--seed", str(config.seed)]
     if plan.name == "speculative" and config.num_steps is not None:
         command += ["--num-steps", str(config.num_steps)]
     if plan.name == "speculative" and config.topk != 1:
         command += ["--topk", str(config.topk)]
-    return ServerPlan(plan.name, plan.variants, tuple(command), dict(config.server_env))
+    where = environment(os.environ | config.server_env)["PYTHONPATH"]
+    return ServerPlan(plan.name, plan.variants, tuple(command), config.server_env | {"PYTHONPATH": where})
 
 
 def _sglang(config: SweepConfig, plan: ServerPlan) -> ServerPlan:

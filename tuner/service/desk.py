@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -18,10 +17,11 @@ from typing import Any
 
 import msgspec
 
+from harness.ourselves import environment, program
 from tuner.service.refusal import Refusal
 from tuner.service.runs import signature
 
-PROGRAM = (sys.executable, "-m", "tuner.service.heavy")
+PROGRAM = program("tuner.service.heavy")
 IDLE_S = 20.0
 LIMIT_S = 120.0
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -138,14 +138,11 @@ class Desk:
 
 def child_environment() -> dict[str, str]:
     """Our environment for a process of ours: it finds our modules wherever it runs, and knows no key or token."""
-    root = str(Path(__file__).resolve().parent.parent.parent)
-    found = {
+    return {
         name: value
-        for name, value in os.environ.items()
+        for name, value in environment().items()
         if not name.startswith(("SPECPIVOT_TOKEN", "SPECPIVOT_API_KEY", "SPECPIVOT_ADMIN_API_KEY"))
     }
-    found["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    return found
 
 
 def _shorter(text: str, folders: Sequence[Path]) -> str:

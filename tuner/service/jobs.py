@@ -11,7 +11,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from harness.ourselves import program
 from tuner.service import answers, joblog
 from tuner.service.job_records import Plan, Record, eta_s, number, resumable, stored, why_not
 from tuner.service.names import STATE, holds_run, new_folder
@@ -29,7 +29,7 @@ from tuner.service.runner import GO, INTERRUPTED, exit_file, mark_of, pid_file
 from tuner.service.runs import Runs
 from tuner.service.store import discard_half_written, make_folder, write
 
-PROGRAM = (sys.executable, "-m", "specpivot")
+PROGRAM = program("specpivot")
 MAX_RUNNING = 16
 ENDED_WELL = (0, 3)  # 3: finished, but some points are partial or invalid
 
@@ -198,7 +198,7 @@ class Jobs:
         command = [*self._program, *arguments]
         with open(os.open(joblog.file(base), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as out:  # noqa: PTH123 - Path cannot set the mode
             child = self._children[record.id] = subprocess.Popen(
-                [sys.executable, "-m", "tuner.service.runner", str(base), *command],
+                [*program("tuner.service.runner"), str(base), *command],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,

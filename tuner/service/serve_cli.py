@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from harness.errors import UserError
-from tuner.service.desk import child_environment
+from harness.ourselves import environment, program
 from tuner.service.safety import door
 
 TOKEN = "SPECPIVOT_TOKEN"
@@ -38,7 +38,7 @@ def serve(
     words = [f"--host={host}", f"--port={port}", f"--results={results}"]
     words += [f"--public-name={name}" for name in public_name or ()]
     # Servers' keys stay in the environment: the registry names their variables. The token leaves the command line.
-    environment = {**os.environ, "PYTHONPATH": child_environment()["PYTHONPATH"]}
+    variables = environment()
     if token is not None:
-        environment[TOKEN] = token
-    os.execve(sys.executable, [sys.executable, "-m", "tuner.service", *words], environment)
+        variables[TOKEN] = token
+    os.execve(sys.executable, [*program("tuner.service"), *words], variables)
