@@ -56,9 +56,9 @@ def test_the_servers_arguments_are_those_of_the_combination() -> None:
     assert told["--speculative-num-draft-tokens"] == "16"
     simulated = make_config({"sim": DEFAULT_PRESET})
     (*_, plan) = server_plans(Combination(1, 1, 2).settings(simulated))
-    assert settings_from(plan.command[3:]).num_steps == 1
+    assert settings_from(plan.command[4:]).num_steps == 1
     with pytest.raises(UserError, match="chains, topk 1"):
-        settings_from(server_plans(Combination(3, 4, 8).settings(simulated))[-1].command[3:])
+        settings_from(server_plans(Combination(3, 4, 8).settings(simulated))[-1].command[4:])
     with pytest.raises(UserError, match="no step times for 12 draft steps"):
         settings_from(["--num-steps", "12"])
 
