@@ -129,7 +129,7 @@ class Bench:
             self.writer.add_requests(scaled)
 
         plan, requests = self._load_plan(server, key), self._requests(server, key)
-        cpu = WindowCpu(server.pid, plan.warmup_s, plan.warmup_s + plan.duration_s)
+        cpu = WindowCpu(None if server.simulation else server.pid, plan.warmup_s, plan.warmup_s + plan.duration_s)
 
         def progressed(point_s: float) -> None:
             cpu.at(point_s)

@@ -122,4 +122,5 @@ def _finish(axes: Axes, levels: list[int]) -> None:
     log_concurrency(axes, sorted(set(levels)))
     made = axes.get_figure()
     assert made is not None
-    made.legend(loc="outside lower center", ncols=2 if len(axes.get_legend_handles_labels()[0]) == 4 else 3)
+    entries = len(axes.get_legend_handles_labels()[0])
+    made.legend(loc="outside lower center", ncols=2 if entries == 4 else 3)  # four in threes would leave one alone

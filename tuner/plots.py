@@ -136,8 +136,9 @@ def user_speed(shown: View) -> Figure:
         look = LOOKS[variant]
         axes.plot(speeds, rates, look.line, color=look.colour, marker=look.marker, label=look.label)
         if variant in ("eagle3", shown.reference):
-            other = shown.curves.get((shown.reference if variant == "eagle3" else "eagle3") or variant, [])
-            beaten = {lv.concurrency for lv in known for its in other if _behind(lv, its)}
+            rival: Variant | None = shown.reference if variant == "eagle3" else "eagle3"
+            others = shown.curves.get(rival, []) if rival else []
+            beaten = {level.concurrency for level in known for other in others if _behind(level, other)}
             _label_levels(axes, variant, known, speeds, rates, beaten)
     log_rate(axes)
     axes.set_xlim(left=0)
