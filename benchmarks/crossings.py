@@ -91,7 +91,7 @@ def measure(config: SweepConfig, out: Path, command: Sequence[str]) -> list[Path
             return folders
         crowds = waves(config.threshold, config.max_concurrency)
         with _folder(config, out / "ramp", "ramp", crowds["ramp"], command) as writer:
-            plans, workload = server_plans(config), workload_of(config)
+            plans, workload = server_plans(config), msgspec.structs.replace(workload_of(config), under_way=False)
             with opened(config, plans, writer, workload, reporter, Keys(), stop) as bench:
                 for wave, crowd in crowds.items():
                     if wave == "ramp":

@@ -144,8 +144,8 @@ def bodies(config: SweepConfig, count: int) -> list[bytes]:
     Off steps bring every request of a wave one token: answers of one length would end together, and the batch would
     never be below the threshold.
     """
-    found = []
-    for index, planned in enumerate(islice(workload_of(config).requests(config.max_concurrency, 1), count)):
+    found, whole = [], msgspec.structs.replace(workload_of(config), under_way=False)
+    for index, planned in enumerate(islice(whole.requests(config.max_concurrency, 1), count)):
         body = json.loads(planned.body) | {"stream": False}
         sampling = body["sampling_params"]
         sampling["max_new_tokens"] = math.ceil(

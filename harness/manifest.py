@@ -19,7 +19,7 @@ from harness.workload import WorkloadPlan
 
 
 def workload_of(config: SweepConfig) -> WorkloadPlan:
-    """The request lists of a sweep."""
+    """The request lists of a closed loop."""
     return WorkloadPlan(
         dataset=config.dataset,
         input_tokens=config.input_tokens,
@@ -29,6 +29,7 @@ def workload_of(config: SweepConfig) -> WorkloadPlan:
         api=config.api,
         vocab_size=config.vocab_size,
         tokenizer=config.tokenizer,
+        under_way=True,
     )
 
 

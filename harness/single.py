@@ -99,7 +99,8 @@ def run_bench(
     (plan,) = server_plans(config)
     server = prove(plan, endpoint)
     common = msgspec.structs.asdict(workload_of(config))
-    workload = TimedWorkload(**common | {"model": asked.model, "arrivals": asked.arrivals})
+    timed = {"model": asked.model, "arrivals": asked.arrivals, "under_way": not asked.arrivals.open_loop}
+    workload = TimedWorkload(**common | timed)
     manifest = _manifest(config, asked, server, variant, workload, command)
     key = PointKey(variant, config.max_concurrency, 1)
     with RunWriter.create(out, manifest) as writer, interruptible() as stop:

@@ -3,11 +3,16 @@
 A list depends on the seed, the concurrency and the repeat, never on the variant, so every variant of a point gets
 the same bytes and no two points share a prefix that a cache could serve. The default data set is random token ids:
 their length is exact on every tokenizer, and none is needed.
+
+A closed loop begins as if it had always run: each user's first request is one that is found under way at a random
+moment. Users who all begin at the beginning grow and end together for several answers' length, and what a window
+measures meanwhile (short contexts, no prefill, then many at once) is not what C users cost.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import count, islice
@@ -47,6 +52,7 @@ class WorkloadPlan(msgspec.Struct, frozen=True):
         ignore_eos: the server must generate exactly output_tokens.
         sampling: sampling parameters beyond those, as the API names them.
         tokenizer: folder of a tokenizer, whose chat template then makes ids of a data set's messages.
+        under_way: the first `concurrency` requests of a list are found under way.
     """
 
     dataset: str = "random"
@@ -60,6 +66,7 @@ class WorkloadPlan(msgspec.Struct, frozen=True):
     ignore_eos: bool = True
     sampling: dict[str, Any] = {}
     tokenizer: str | None = None
+    under_way: bool = False
 
     def requests(self, concurrency: int, repeat: int) -> Iterator[PlannedRequest]:
         """The endless request list of one point: made as it is read.
@@ -67,8 +74,8 @@ class WorkloadPlan(msgspec.Struct, frozen=True):
         Raises:
             UserError: the data set or the tokenizer cannot be read.
         """
-        salt = f"{self.seed}/{concurrency}/{repeat}"
-        return self._random(salt) if self.dataset == "random" else self._from_file(salt)
+        salt, found = f"{self.seed}/{concurrency}/{repeat}", concurrency if self.under_way else 0
+        return self._random(salt, found) if self.dataset == "random" else self._from_file(salt, found)
 
     def describe(self, concurrency: Sequence[int], repeats: int) -> Workload:
         """The manifest's entry; its hash covers the first HASHED_REQUESTS bodies of every point."""
@@ -86,6 +93,7 @@ class WorkloadPlan(msgspec.Struct, frozen=True):
             sha256=digest.hexdigest(),
             api=self.api,
             tokenizer=self.tokenizer,
+            under_way=self.under_way,
         )
 
     @property
@@ -95,33 +103,41 @@ class WorkloadPlan(msgspec.Struct, frozen=True):
 
     def lengths(self, concurrency: int, repeat: int) -> Iterator[tuple[int, int]]:
         """(prompt tokens, output tokens) of each request of a random point, in order."""
-        return (self._lengths(f"{self.seed}/{concurrency}/{repeat}/{index}") for index in count())
+        salt, found = f"{self.seed}/{concurrency}/{repeat}", concurrency if self.under_way else 0
+        return (self._lengths(f"{salt}/{index}", index < found) for index in count())
 
-    def _lengths(self, salt: str) -> tuple[int, int]:
-        if not self.range_ratio:
-            return self.input_tokens, self.output_tokens
-        bounds = [
+    def _lengths(self, salt: str, found: bool) -> tuple[int, int]:
+        """Of a request found under way, what it has said already is part of its prompt."""
+        prompts, outputs = (
             (max(1, round(mean * (1 - self.range_ratio))), round(mean * (1 + self.range_ratio)))
             for mean in (self.input_tokens, self.output_tokens)
-        ]
-        (prompt,), (output,) = (_draw(f"{salt}/{i}", 1, low, high + 1) for i, (low, high) in enumerate(bounds))
-        return prompt, output
+        )
+        (prompt,) = _draw(f"{salt}/0", 1, prompts[0], prompts[1] + 1)
+        if not found:
+            (output,) = _draw(f"{salt}/1", 1, outputs[0], outputs[1] + 1)
+            return prompt, output
+        output = _length_found(*outputs, _share(f"{salt}/1"))
+        said = int(output * _share(f"{salt}/2"))
+        return prompt + said, output - said
 
-    def _random(self, salt: str) -> Iterator[PlannedRequest]:
+    def _random(self, salt: str, found: int) -> Iterator[PlannedRequest]:
         for index in count():
-            prompt_tokens, output_tokens = self._lengths(f"{salt}/{index}")
+            prompt_tokens, output_tokens = self._lengths(f"{salt}/{index}", index < found)
             if self.api == "chat":
                 yield self._planned(index, _random_text(f"{salt}/{index}", prompt_tokens), output_tokens)
             else:
                 yield self._planned(index, draw_ids(self, f"{salt}/{index}", prompt_tokens), output_tokens)
 
-    def _from_file(self, salt: str) -> Iterator[PlannedRequest]:
+    def _from_file(self, salt: str, found: int) -> Iterator[PlannedRequest]:
+        """Of a request found under way only the rest of its answer is asked for: what comes before it is not known."""
         tokenizer = tokenizer_of(self.tokenizer) if self.tokenizer and self.api != "chat" else None
         for index, sample in enumerate(salted(_samples(self.dataset), salt)):
             prompt: Any = list(sample.messages) if self.api == "chat" else sample.text
             if tokenizer is not None:
                 prompt = templated_ids(sample, tokenizer)
-            yield self._planned(index, prompt, sample.output_tokens or self.output_tokens)
+            output_tokens = sample.output_tokens or self.output_tokens
+            said = int(output_tokens * _share(f"{salt}/{index}")) if index < found else 0
+            yield self._planned(index, prompt, output_tokens - said)
 
     def _planned(self, index: int, prompt: Any, output_tokens: int) -> PlannedRequest:
         known = len(prompt) if self.api != "chat" and isinstance(prompt, list) else None
@@ -162,6 +178,16 @@ def _random_text(salt: str, words: int) -> str:
     return " ".join(vocabulary[i] for i in _draw(salt, words, 0, len(vocabulary)))
 
 
+def _length_found(low: int, high: int, share: float) -> int:
+    """The length of an answer found at a random moment, where lengths are uniform in [low, high]: one that lasts twice
+    as long is found twice as often, so the chance of at most L is (L^2 - low^2) / (high^2 - low^2).
+
+    Args:
+        share: uniform in [0, 1).
+    """
+    return round(math.sqrt(low**2 + share * (high**2 - low**2)))
+
+
 def draw_ids(plan: WorkloadPlan, salt: str, count: int) -> list[int]:
     """Random token ids inside the plan's vocabulary."""
     return _draw(salt, count, min(RESERVED_IDS, plan.vocab_size // 8), plan.vocab_size)
@@ -170,6 +196,12 @@ def draw_ids(plan: WorkloadPlan, salt: str, count: int) -> list[int]:
 @cache
 def _samples(path: str) -> list[Sample]:
     return read_dataset(Path(path))
+
+
+def _share(salt: str) -> float:
+    """Uniform in [0, 1)."""
+    (drawn,) = _draw(salt, 1, 0, 1 << 24)
+    return drawn / (1 << 24)
 
 
 def _draw(salt: str, count: int, low: int, high: int) -> list[int]:

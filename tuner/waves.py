@@ -111,7 +111,8 @@ def wave_bench(
     folder = bench.writer.path / f"hysteresis-{threshold}"
     with _opened(folder, config, bench.writer.manifest, waves, command) as writer:
         waves = msgspec.convert(writer.manifest.config["waves"], dict[Wave, Arrivals])
-        workload = WaveRequests(**msgspec.structs.asdict(workload_of(config)), waves=waves)
+        lists = msgspec.structs.asdict(workload_of(config)) | {"under_way": False}
+        workload = WaveRequests(**lists, waves=waves)
         attempts = Counter({row.key: row.attempt for row in writer.rows})
         servers: dict[Variant, Server] = {"dynamic": bench.servers["dynamic"]}
         under_waves = Bench(config, writer, servers, workload, attempts, stop, open_loop=True)

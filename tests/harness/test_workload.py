@@ -1,9 +1,12 @@
 """Request lists: drawn from a seed, of exact length, equal for every variant and different for every point."""
 
 from itertools import islice
+from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from harness.workload import PlannedRequest, WorkloadPlan
 
@@ -78,3 +81,53 @@ def test_random_lengths_spread_around_their_mean() -> None:
     assert (min(outputs), max(outputs)) == (50, 150)
     assert abs(sum(outputs) / 400 - 100) < 5
     assert {len(msgspec.json.decode(p.body)["input_ids"]) for p in planned} <= set(range(32, 97))
+
+
+def test_the_first_request_of_each_user_is_found_under_way() -> None:
+    """The loop begins as if it had always run: long answers are found more often, anywhere on their way, with what they
+    have said in their prompt; the requests after those are whole."""
+    plan = WorkloadPlan(input_tokens=64, output_tokens=400, range_ratio=0.5, seed=3)
+    found = replace(plan, under_way=True)
+    whole, lengths = (list(islice(each.lengths(4000, 1), 4500)) for each in (plan, found))
+    assert lengths[4000:] == whole[4000:]
+    prompts, rest = (np.array(column) for column in zip(*lengths[:4000], strict=True))
+    said = prompts - np.array([prompt for prompt, _ in whole[:4000]])
+    answers = said + rest
+    assert (said >= 0).all()
+    assert (rest >= 1).all()
+    assert 200 <= answers.min() < answers.max() <= 600
+    # of lengths uniform in [a, b], those found have the mean 2/3 (b^3 - a^3) / (b^2 - a^2)
+    assert abs(answers.mean() - 2 / 3 * (600**3 - 200**3) / (600**2 - 200**2)) < 6
+    assert abs((said / answers).mean() - 0.5) < 0.02
+    assert abs(np.corrcoef(said / answers, answers)[0, 1]) < 0.05
+
+
+def test_a_loop_that_starts_under_way_is_steady_at_once() -> None:
+    """Users who take a token a step end as evenly in the first answer's length as later; if all are new, none does."""
+    plan = WorkloadPlan(input_tokens=8, output_tokens=100, range_ratio=0.5)
+
+    def ends(work: WorkloadPlan) -> list[int]:
+        """How many requests end in each tenth of an answer's length, over three such lengths."""
+        lengths = iter(work.lengths(500, 1))
+        at = [next(lengths)[1] for _ in range(500)]
+        counts = [0] * 30
+        while (user := min(range(500), key=at.__getitem__)) is not None and at[user] < 300:
+            counts[at[user] // 10] += 1
+            at[user] += next(lengths)[1]
+        return counts
+
+    steady, together = ends(replace(plan, under_way=True)), ends(plan)
+    assert 0.6 * 50 < min(steady) <= max(steady) < 1.5 * 50
+    assert max(together[:5]) == 0
+    assert max(together) > 1.4 * 50
+
+
+def test_a_data_set_is_found_under_way_with_less_to_say(tmp_path: Path) -> None:
+    """What a user has heard of a recorded answer is not known, so the prompt stays and only the rest is asked for."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(f'{{"prompt": "question {number}"}}\n' for number in range(9)))
+    plan = WorkloadPlan(dataset=str(file), output_tokens=1000)
+    asked = [request.output_tokens or 0 for request in first(replace(plan, under_way=True), 40, concurrency=30)]
+    assert asked[30:] == [1000] * 10
+    assert len(set(asked[:30])) > 20
+    assert all(1 <= each <= 1000 for each in asked)

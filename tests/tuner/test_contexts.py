@@ -64,7 +64,8 @@ def test_each_length_is_sent_to_the_same_server(tmp_path: Path) -> None:
     assert {row.verdict for row in rows} <= {*CROWDED, "ok"}
     for length in (64, 512):
         folder = folder_of(run, length)
-        assert {record.prompt_tokens for record in RunFolder(folder).requests()} == {length}
+        whole = {record.prompt_tokens for record in RunFolder(folder).requests() if record.index >= 2}  # users: 2
+        assert whole == {length}
         assert verify_run(folder).problems == ()
         assert RunFolder(folder).manifest.workload.input_tokens == length
         assert not (folder / "search_history.jsonl").exists()
