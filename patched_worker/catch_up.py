@@ -27,6 +27,7 @@ class Window:
         counts: positions pending, per request.
         widths: positions that are computed, per request.
         stock: whether they are SGLang's own draft-extend's, padding and all.
+        lacking, wide: counts and widths on the device.
         start: the first position per request, on the device.
         slots, cells: of each position, flat: KV slots and places in the ring.
     """
@@ -34,6 +35,8 @@ class Window:
     counts: list[int]
     widths: list[int]
     stock: bool
+    lacking: Any
+    wide: Any
     start: Any
     slots: Any
     cells: Any
@@ -125,11 +128,12 @@ class CatchUp(ABC):
         stock = self.sync.steps == width and max(counts) <= width
         # Whatever has nothing pending gets one position of padding, where a verify or a prefill writes next
         widths = [width if stock else max(count, 1) for count in counts]
-        start = seq_lens - pending.numbers(counts)
-        request, positions = pending.places(start, widths)
+        lacking, wide = pending.numbers(counts), pending.numbers(widths)
+        start = seq_lens - lacking
+        request, positions = pending.places(start, wide, sum(widths))
         rows = batch.req_pool_indices[request]
         slots = self._req_to_token[rows, positions].to(torch.int64)
-        return Window(counts, widths, stock, start, slots, pending.cells(rows, positions))
+        return Window(counts, widths, stock, lacking, wide, start, slots, pending.cells(rows, positions))
 
     def _catch_up(self, batch: Any, draft_input: Any, window: Window) -> None:
         """Draft-extend the pending positions of every request of the batch, and propose from the last one.
@@ -147,7 +151,7 @@ class CatchUp(ABC):
         self.before_catch_up()
         with self._draft_context():
             (self._stock_extend if window.stock else self._ragged_extend)(batch, proposal, window)
-        had = (self.pending.numbers(window.counts) > 0).unsqueeze(1)
+        had = (window.lacking > 0).unsqueeze(1)
         for name in ("topk_p", "topk_index", "hidden_states"):
             setattr(draft_input, name, torch.where(had, getattr(proposal, name), getattr(draft_input, name)))
         self.pending.clear(self.host_rows(batch))
@@ -158,13 +162,12 @@ class CatchUp(ABC):
         import torch
 
         tokens, hidden = self.pending.read(window.cells)
-        counts = self.pending.numbers(window.counts)
         verified = SimpleNamespace(  # what _draft_extend_for_decode reads of a verify's result
             logits_output=SimpleNamespace(hidden_states=hidden),
             next_token_ids=tokens,
             next_draft_input=proposal,
-            accept_lens=counts.clamp(min=1).to(torch.int32),
-            new_seq_lens=window.start + counts,
+            accept_lens=window.lacking.clamp(min=1).to(torch.int32),
+            new_seq_lens=window.start + window.lacking,
             prepared_draft_extend_inputs=None,
         )
         self.draft._draft_extend_for_decode(batch, verified)
@@ -175,11 +178,10 @@ class CatchUp(ABC):
         from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
         tokens, hidden = self.pending.read(window.cells)
-        wide = self.pending.numbers(window.widths)
         batch.forward_mode = ForwardMode.DRAFT_EXTEND_V2
         batch.input_ids, batch.extend_num_tokens = tokens, len(tokens)
-        self._set_lengths(batch, window.start + wide, window.widths)
-        last = wide.cumsum(0) - 1
+        self._set_lengths(batch, window.start + window.wide, window.widths)
+        last = window.wide.cumsum(0) - 1
         logits, proposal.hidden_states = self.ragged_forward(batch, hidden, window.start, window.widths, last)
         proposal.topk_index = logits.argmax(dim=-1, keepdim=True)  # a chain: its first token, whatever its probability
         proposal.topk_p = torch.ones_like(proposal.topk_index, dtype=torch.float32)

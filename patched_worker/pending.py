@@ -62,17 +62,17 @@ class Pending:
 
         return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
 
-    def places(self, start: Any, widths: list[int]) -> tuple[Any, Any]:
-        """Whose each of the `widths[i]` positions from `start[i]` on is, and which one it is: both flat.
+    def places(self, start: Any, wide: Any, total: int) -> tuple[Any, Any]:
+        """Whose each of the `wide[i]` positions from `start[i]` on is, and which one it is: both flat.
 
         Args:
             start: first position per request, on the device.
-            widths: positions per request.
+            wide: positions per request, on the device.
+            total: their sum, which torch would ask the GPU for.
         """
         import torch
 
-        wide, total = self.numbers(widths), sum(widths)
-        request = torch.repeat_interleave(wide, output_size=total)  # without the sum it would ask the GPU for it
+        request = torch.repeat_interleave(wide, output_size=total)
         before = wide.cumsum(0) - wide
         return request, torch.arange(total, device=self._device) + (start - before)[request]
 

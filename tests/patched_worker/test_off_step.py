@@ -50,9 +50,10 @@ def tensor(*values: int) -> Tensor:
     return np.array(values).view(Tensor)
 
 
-def places(start: Tensor, widths: list[int]) -> tuple[Tensor, Tensor]:
+def places(start: Tensor, wide: Tensor, total: int) -> tuple[Tensor, Tensor]:
     """As `Pending.places`, without torch."""
-    pairs = [(i, int(start[i]) + offset) for i, width in enumerate(widths) for offset in range(width)]
+    pairs = [(i, int(start[i]) + offset) for i, width in enumerate(wide) for offset in range(width)]
+    assert len(pairs) == total
     return tensor(*(i for i, _ in pairs)), tensor(*(position for _, position in pairs))
 
 
