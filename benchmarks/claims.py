@@ -83,8 +83,7 @@ def claims_of(run: RunFolder) -> list[Claim]:
     name = run.path.resolve().name
     found: list[Claim | None] = []
     if {"forced_off", reference} <= known:
-        for metric, bar in (("output_tok_per_s", OFF_THROUGHPUT), ("tpot_p50_s", OFF_TPOT)):
-            found.append(_claim(name, "off", metric, bar, rows, "forced_off", (reference,)))
+        found += off_claims(name, rows, reference)
     if {"dynamic", "eagle3", reference} <= known:
         both = (reference, "eagle3")
         found.append(_claim(name, "dynamic", "output_tok_per_s", DYNAMIC_THROUGHPUT, rows, "dynamic", both))
@@ -93,6 +92,13 @@ def claims_of(run: RunFolder) -> list[Claim]:
     if claims := [claim for claim in found if claim is not None]:
         return claims
     raise UserError(f"{run.path} has no repeat with {reference} and forced_off, or dynamic; sweep with these variants")
+
+
+def off_claims(run: str, rows: Sequence[LevelRow], reference: Variant) -> list[Claim]:
+    """The claims on `forced_off` against its reference; none where no repeat holds both."""
+    bars: tuple[tuple[Metric, float], ...] = (("output_tok_per_s", OFF_THROUGHPUT), ("tpot_p50_s", OFF_TPOT))
+    found = [_claim(run, "off", metric, bar, rows, "forced_off", (reference,)) for metric, bar in bars]
+    return [claim for claim in found if claim is not None]
 
 
 def upstream_beside(run: RunFolder, upstream: RunFolder) -> list[Claim]:

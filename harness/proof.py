@@ -135,7 +135,7 @@ def worker_of(info: dict[str, Any] | None) -> tuple[str, str]:
     """
     block = specpivot_block(info)
     if block is not None:
-        return str(block.get("worker", "")), "reported"
+        return str(block.get("worker", "")).rpartition(".")[2], "reported"  # it says in which module, too
     if not info or "speculative_algorithm" not in info:
         return "", "unknown"
     if info["speculative_algorithm"] is None:

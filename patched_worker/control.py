@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 
 from patched_worker import autopilot
 from patched_worker.autopilot import Autopilot, Exchange, Order, ordered, without_order
+from patched_worker.draft_sync import SYNC_KEY, DraftSync
 from patched_worker.policy import WIRE_KEYS, Gate, Policy, unservable, updated
 from patched_worker.settings import Refusal
 from patched_worker.stepcount import Step, Tally
@@ -25,7 +26,7 @@ from patched_worker.steptrace import Trace
 
 logger = logging.getLogger(__name__)
 
-KEYS = WIRE_KEYS | autopilot.KEYS
+KEYS = WIRE_KEYS | autopilot.KEYS | {SYNC_KEY}
 
 ON, OFF = "on", "off"
 MAX_ECHO = 400  # characters of what somebody sent, in answers and in the log
@@ -67,6 +68,7 @@ class Control:
             raise Refusal(f"speculative-policy-file: {problem}; give a ladder of its own steps, or one threshold")
         self.identity = identity
         self.num_steps = num_steps
+        self.sync: DraftSync | None = None  # of a worker that defers the draft's KV
         self.gate: Gate | Autopilot = Gate(policy, num_steps)
         self.last_error: str | None = None
         self.switches = 0
@@ -209,7 +211,8 @@ class Control:
         """The policy that an update of KEYS would make; None if it is refused, with the reason in `last_error`."""
         try:
             ordered(self.gate, update)
-            policy = updated(self.gate.policy, without_order(update))
+            self._synced(update)
+            policy = updated(self.gate.policy, without_order(_without_sync(update)))
             if problem := unservable(policy, self.num_steps):
                 raise ValueError(problem)
             return policy
@@ -218,22 +221,34 @@ class Control:
             logger.warning("specpivot: %s", self.last_error)
             return None
 
+    def _synced(self, update: Mapping[str, object]) -> int | None:
+        if self.sync is not None:
+            return self.sync.updated(update)
+        if SYNC_KEY in update:
+            raise ValueError(f"{SYNC_KEY}: this worker brings the draft's KV up at every step; leave it out")
+        return None
+
     def apply(self, policy: Policy, update: Mapping[str, object] | None = None) -> None:
-        """Make a policy the live one; the gate's history is forgotten.
+        """Make a policy the live one; the gate's history is forgotten, unless the update is not about the policy.
 
         Args:
             policy: what `prepare` made of the update.
             update: where it names the autopilot, that one is set too; where it does not, it leaves the wheel.
         """
-        order = ordered(self.gate, update or {})
-        if order is None or not autopilot.KEYS.issuperset(update or {}):
+        update = update or {}
+        self.last_error = None
+        if self.sync is not None:
+            self.sync.steps = self.sync.updated(update)
+        if update and not _without_sync(update):
+            return
+        order = ordered(self.gate, update)
+        if order is None or not autopilot.KEYS.issuperset(_without_sync(update)):
             if isinstance(self.gate, Autopilot):
                 self.gate.hold(policy)
             else:
                 self.gate = Gate(policy, self.num_steps)
         if order is not None:
             self._command(order)
-        self.last_error = None
         logger.info("specpivot: policy %s, threshold %s", policy.policy_id, policy.threshold)
 
     def snapshot(self) -> dict[str, object]:
@@ -251,6 +266,7 @@ class Control:
             "steps_on": self._steps(ON),
             "steps_off": self._steps(OFF),
             "off_graph_steps": self.off_graph_steps,
+            **(self.sync.snapshot() if self.sync is not None else {}),
             "switches": self.switches,
             "ungated": self.ungated,
             **({"autopilot": self.gate.snapshot()} if isinstance(self.gate, Autopilot) else {}),
@@ -260,7 +276,8 @@ class Control:
     def fingerprint(self) -> tuple[object, ...]:
         """What must be equal on every tensor-parallel rank at the same place in the scheduler's loop."""
         steps = tuple((key, tally.steps) for key, tally in sorted(self._tallies.items()))
-        return (self.identity, self.gate.policy.policy_id, self.switches, self.ungated, steps)
+        sync = self.sync.snapshot() if self.sync is not None else {}
+        return (self.identity, self.gate.policy.policy_id, self.switches, self.ungated, steps, tuple(sync.values()))
 
     def disagree(self, fingerprints: list[tuple[object, ...]]) -> bool:
         """Whether the ranks' fingerprints differ; if so that becomes the last error."""
@@ -271,3 +288,7 @@ class Control:
 
     def _steps(self, state: str) -> int:
         return sum(tally.steps for (_, key), tally in self._tallies.items() if key == state)
+
+
+def _without_sync(update: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in update.items() if key != SYNC_KEY}

@@ -18,7 +18,7 @@ from patched_worker.control import Control, Identity
 from patched_worker.plain_graph_early import capture
 from patched_worker.probes import TokenCount, context_of, watch_draft, watch_target
 from patched_worker.refusals import refuse_model
-from patched_worker.settings import Settings
+from patched_worker.settings import DRAFT_SYNC_STEPS, Refusal, Settings
 
 VERSIONS: tuple[str, ...] = ("0.5.9", "0.5.12.post1")
 
@@ -55,7 +55,13 @@ TOUCHES: dict[str, tuple[str, ...]] = {
 
 
 def worker_class(base: Any, identity: Identity, settings: Settings) -> type:
-    """A subclass of SGLang's EAGLEWorker; its instances carry their Control as `specpivot`."""
+    """A subclass of SGLang's EAGLEWorker; its instances carry their Control as `specpivot`.
+
+    Raises:
+        Refusal: steps between two draft-extends were asked for.
+    """
+    if settings.draft_sync_steps is not None:
+        raise Refusal(f"{DRAFT_SYNC_STEPS}: EAGLEWorker brings the draft's KV up at every step; leave it out")
 
     class PatchedEAGLEWorker(base):  # type: ignore[misc]  # SGLang's class is known at run time only
         def __init__(self, *args: Any, **kwargs: Any) -> None:

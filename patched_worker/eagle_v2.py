@@ -30,6 +30,8 @@ _COMMON = (
 _RESULTS = "sglang.srt.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
 _CURRENT = (
     *_COMMON,
+    "sglang.srt.layers.logits_processor:LogitsProcessor._get_pruned_states",
+    "sglang.srt.speculative.eagle_info:EagleDraftExtendInput",
     f"{_WORKER}:EAGLEWorkerV2.init_cuda_graphs",
     f"{_SCHEDULER}:Scheduler._forward_isolation",
     f"{_SCHEDULER}:Scheduler._apply_war_barrier",
@@ -93,6 +95,7 @@ def worker_class(base: Any, identity: Identity, settings: Settings) -> type:
 
         def _make_off_step(self) -> None:
             self.off_step = off_step_class(self, settings.draft_sync_steps, identity.version)
+            self.specpivot.sync = self.off_step.sync
 
         @property
         def war_fastpath_runner(self) -> Any:  # 0.5.16's name

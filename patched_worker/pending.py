@@ -16,7 +16,7 @@ class Pending:
 
     Args:
         rows: number of rows of `req_to_token`.
-        length: positions kept per request; a catch-up writes this many.
+        length: positions kept per request, the most that may be pending.
         device: where the hidden states are.
     """
 
@@ -26,7 +26,6 @@ class Pending:
         self.length = length
         self.counts = [0] * rows
         self._device = device
-        self._offsets = torch.arange(length, dtype=torch.int64, device=device)
         self._tokens = torch.zeros(rows * length, dtype=torch.int64, device=device)
         self._hidden: Any = None  # its width is the target's choice: made at the first plain step
 
@@ -42,7 +41,7 @@ class Pending:
         """
         if self._hidden is None:
             self._hidden = hidden.new_zeros((len(self._tokens), hidden.shape[-1]))
-        cells = rows * self.length + positions % self.length
+        cells = self.cells(rows, positions)
         self._tokens[cells] = tokens.to(self._tokens.dtype)
         self._hidden[cells] = hidden
         for row in host_rows:
@@ -53,21 +52,34 @@ class Pending:
         for row in host_rows:
             self.counts[row] = 0
 
-    def most(self, host_rows: list[int]) -> int:
-        """The largest number pending among these requests."""
-        return max((self.counts[row] for row in host_rows), default=0)
+    def of(self, host_rows: list[int]) -> list[int]:
+        """Numbers pending."""
+        return [self.counts[row] for row in host_rows]
 
-    def counts_of(self, host_rows: list[int]) -> Any:
-        """Numbers pending, as an int64 tensor on the host."""
+    def numbers(self, values: list[int]) -> Any:
+        """Whole numbers of the host as an int64 tensor on the device."""
         import torch
 
-        return torch.tensor([self.counts[row] for row in host_rows], dtype=torch.int64)
+        return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
 
-    def positions(self, start: Any) -> Any:
-        """The `length` positions from `start` on, one line per request."""
-        return start.unsqueeze(1) + self._offsets
+    def places(self, start: Any, wide: Any, total: int) -> tuple[Any, Any]:
+        """Whose each of the `wide[i]` positions from `start[i]` on is, and which one it is: both flat.
 
-    def window(self, rows: Any, start: Any) -> tuple[Any, Any]:
-        """Tokens and hidden states of `length` positions from `start` on, flat; stale where none is pending."""
-        cells = (rows.unsqueeze(1) * self.length + self.positions(start) % self.length).reshape(-1)
+        Args:
+            start: first position per request, on the device.
+            wide: positions per request, on the device.
+            total: their sum, which torch would ask the GPU for.
+        """
+        import torch
+
+        request = torch.repeat_interleave(wide, output_size=total)
+        before = wide.cumsum(0) - wide
+        return request, torch.arange(total, device=self._device) + (start - before)[request]
+
+    def cells(self, rows: Any, positions: Any) -> Any:
+        """Where the ring keeps these positions of these rows."""
+        return rows * self.length + positions % self.length
+
+    def read(self, cells: Any) -> tuple[Any, Any]:
+        """Tokens and hidden states of these cells; stale where nothing is pending."""
         return self._tokens[cells], self._hidden[cells]

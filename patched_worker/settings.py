@@ -28,6 +28,7 @@ AUTO_MAX = "SPECPIVOT_AUTO_MAX"
 AUTO_DRY_RUN = "SPECPIVOT_AUTO_DRY_RUN"
 TRACE_FILE = "SPECPIVOT_TRACE_FILE"
 AUTO = "auto"
+MAX_DRAFT_SYNC_STEPS = 64  # 0.4 GB of hidden states for 256 requests of an 8B model
 LAUNCHED = "SPECPIVOT_LAUNCHED"  # set by our launcher, which checks modified source; SGLang's own cannot
 
 
@@ -72,10 +73,20 @@ def from_environ(environ: Mapping[str, str] = os.environ) -> Settings:
     return Settings(
         policy=_policy(environ),
         allow_modified_source=environ.get(ALLOW_MODIFIED_SOURCE) == "1",
-        draft_sync_steps=_number(environ, DRAFT_SYNC_STEPS),
+        draft_sync_steps=_sync_steps(environ),
         order=_order(environ),
         trace_file=Path(file) if (file := environ.get(TRACE_FILE)) else None,
     )
+
+
+def _sync_steps(environ: Mapping[str, str]) -> int | None:
+    steps = _number(environ, DRAFT_SYNC_STEPS)
+    if steps is not None and not 1 <= steps <= MAX_DRAFT_SYNC_STEPS:
+        raise Refusal(
+            f"{DRAFT_SYNC_STEPS} is {steps}; give 1 to {MAX_DRAFT_SYNC_STEPS} plain steps, "
+            "or leave it out for the number of draft tokens"
+        )
+    return steps
 
 
 def _order(environ: Mapping[str, str]) -> Order | None:

@@ -63,6 +63,29 @@ class CurrentOffStep(OffStep):
         self.last_reader = self.target
         return out, forward_batch
 
+    def ragged_forward(self, batch: Any, hidden: Any, prefix: Any, widths: list[int], last: Any) -> tuple[Any, Any]:
+        import torch
+        from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
+        from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
+
+        wide = (batch.seq_lens - prefix).to(torch.int32)
+        batch.spec_info = EagleDraftExtendInput(
+            hidden_states=hidden, num_correct_drafts=wide - 1, num_accept_tokens=wide, select_index=last
+        )
+        batch.prefix_lens, batch.extend_lens = prefix.to(torch.int32), wide
+        if batch.seq_lens_cpu is not None:  # all on the host, or nothing
+            batch.extend_lens = widths
+            batch.prefix_lens = [int(end) - width for end, width in zip(batch.seq_lens_cpu, widths, strict=True)]
+        forward_batch = ForwardBatch.init_new(
+            batch,
+            self.draft.draft_runner,
+            capture_hidden_mode=CaptureHiddenMode.FULL,
+            return_hidden_states_before_norm=False,
+        )
+        forward_batch.extend_seq_lens_cpu = widths  # or the attention backend would ask the GPU for the longest
+        out = self.draft.draft_runner.forward(forward_batch).logits_output
+        return out.next_token_logits, out.hidden_states[last]
+
     def last_tokens(self, draft_input: Any) -> Any:
         return draft_input.bonus_tokens
 

@@ -109,6 +109,10 @@ def test_malformed_counters_are_noticed() -> None:
         ({"speculative_algorithm": "EAGLE3", "disable_overlap_schedule": False, "version": "0.5.9"}, "EAGLEWorkerV2"),
         ({"speculative_algorithm": "EAGLE3", "disable_overlap_schedule": True, "version": "0.5.16"}, "EAGLEWorkerV2"),
         ({"internal_states": [{"specpivot": {"worker": "EAGLEWorker"}}]}, ("EAGLEWorker", "reported")),
+        (
+            {"internal_states": [{"specpivot": {"worker": "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2"}}]},
+            ("EAGLEWorkerV2", "reported"),
+        ),
         (None, ("", "unknown")),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from patched_worker.autopilot import MAX_KEY, MODE_KEY, Autopilot, Mode, Order
 from patched_worker.autopilot_decide import Bounds
 from patched_worker.control import Control, Identity
+from patched_worker.draft_sync import SYNC_KEY, DraftSync
 from patched_worker.policy import THRESHOLD_KEY, Policy
 from patched_worker.stepcount import Step
 from patched_worker.steptrace import RECORD, Trace, unpacked
@@ -224,6 +225,44 @@ def test_an_unfit_order_is_refused_with_all_that_came_with_it(control: Control) 
     assert control.prepare({THRESHOLD_KEY: 8, MODE_KEY: 7}) is None
     assert control.gate.policy.threshold == 4
     assert MODE_KEY in str(control.last_error)
+
+
+def test_draft_sync_is_set_live_beside_the_policy_or_alone() -> None:
+    """Alone it leaves the gate with its history; what is unfit changes nothing that came with it."""
+    control = Control(Policy.from_threshold(4, 2, 16), 3, IDENTITY)
+    control.sync = DraftSync(16, 1, 16)
+    gate, before = control.gate, control.fingerprint()
+
+    updated(control, {SYNC_KEY: 8})
+    assert control.gate is gate
+    assert {"draft_sync_steps": 8, "draft_sync_most": 16, "draft_syncs": 0}.items() <= control.snapshot().items()
+    assert control.disagree([before, control.fingerprint()])
+
+    assert control.prepare({SYNC_KEY: 17, THRESHOLD_KEY: 9}) is None
+    assert (control.sync.steps, control.gate.policy.threshold) == (8, 4)
+    assert "start the server with" in str(control.last_error)
+
+    updated(control, {SYNC_KEY: 4, THRESHOLD_KEY: 9})
+    assert (control.sync.steps, control.gate.policy.threshold, control.last_error) == (4, 9, None)
+
+
+def test_draft_sync_alone_leaves_the_autopilot_at_the_wheel() -> None:
+    """It says nothing of the threshold."""
+    control = Control(Policy.from_threshold(4), 3, IDENTITY)
+    control.sync = DraftSync(16, 1, 16)
+    control.connect(Order(), None)
+
+    updated(control, {SYNC_KEY: 8})
+
+    assert isinstance(control.gate, Autopilot)
+    assert control.gate.order.mode is Mode.AUTO
+
+
+def test_a_worker_without_a_ring_refuses_draft_sync(control: Control) -> None:
+    """Spec v1 has nothing to defer, and shows nothing of it."""
+    assert control.prepare({SYNC_KEY: 4}) is None
+    assert "at every step; leave it out" in str(control.last_error)
+    assert "draft_syncs" not in control.snapshot()
 
 
 def test_ranks_that_do_not_lead_keep_no_records() -> None:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from patched_worker import plain_graph_early
-from patched_worker.eagle_v1 import DecodingTarget, OffStep
-from patched_worker.settings import Refusal
+from patched_worker.control import Identity
+from patched_worker.eagle_v1 import DecodingTarget, OffStep, worker_class
+from patched_worker.policy import Policy
+from patched_worker.settings import Refusal, Settings
 
 
 def _module(monkeypatch: pytest.MonkeyPatch, name: str, **content: object) -> None:
@@ -170,3 +172,11 @@ def test_worker_is_as_before_after_an_off_step_that_raises() -> None:
     assert (worker.speculative_num_steps, worker.speculative_num_draft_tokens) == (3, 4)
     assert worker.target_worker is target_worker
     assert target.attn_backend == "for verify"
+
+
+def test_steps_between_draft_extends_are_refused() -> None:
+    """There is no ring: the draft-extend is part of v1's every step."""
+    identity = Identity("sglang.Worker", "patched_worker.eagle_v1", "0.5.12.post1", "0123456789ab")
+
+    with pytest.raises(Refusal, match=r"SPECPIVOT_DRAFT_SYNC_STEPS: EAGLEWorker brings .* leave it out"):
+        worker_class(object, identity, Settings(Policy.from_threshold(4), draft_sync_steps=8))

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patched_worker.catch_up import Window
+from patched_worker.draft_sync import DraftSync
 from patched_worker.off_step import OffStep, synced_length
 
 
@@ -48,6 +50,13 @@ def tensor(*values: int) -> Tensor:
     return np.array(values).view(Tensor)
 
 
+def places(start: Tensor, wide: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """As `Pending.places`, without torch."""
+    pairs = [(i, int(start[i]) + offset) for i, width in enumerate(wide) for offset in range(width)]
+    assert len(pairs) == total
+    return tensor(*(i for i, _ in pairs)), tensor(*(position for _, position in pairs))
+
+
 class RequestRows:
     """`req_to_token`, noting when it is read."""
 
@@ -69,18 +78,21 @@ class RecordedStep(OffStep):
     batch_fields = ("seq_lens",)
     runner_attribute = "graph_runner"
 
-    def __init__(self, pending: int) -> None:
+    def __init__(self, pending: list[int], sync: DraftSync) -> None:
         self.seen: list[str] = []
         self.caught_up: list[int] = []
+        self.stock: bool | None = None
         self._req_to_token: Any = RequestRows(self.seen)
         sampled = SimpleNamespace(logits_output=SimpleNamespace(next_token_logprobs=None, hidden_states=None))
         self._sampled: Any = sampled
+        self.worker: Any = SimpleNamespace(speculative_num_draft_tokens=2)
         self.target: Any = SimpleNamespace(sample=lambda logits, batch: tensor(7, 8))
+        self.sync = sync
         self.pending: Any = SimpleNamespace(
-            length=2,
-            most=lambda rows: pending,
-            counts_of=lambda rows: tensor(pending, pending),
-            positions=lambda start: start[:, None] + np.arange(2),
+            of=lambda rows: pending,
+            numbers=lambda values: tensor(*values),
+            places=places,
+            cells=lambda rows, positions: None,
             add=lambda *args: None,
         )
 
@@ -97,14 +109,15 @@ class RecordedStep(OffStep):
     def _plain_decode(self) -> Any:
         return nullcontext()
 
-    def _catch_up(self, batch: Any, draft_input: Any, slots: Any) -> None:
+    def _catch_up(self, batch: Any, draft_input: Any, window: Window) -> None:
         self.seen.append("catch-up")
-        self.caught_up = slots.tolist()
+        self.caught_up, self.stock = window.slots.tolist(), window.stock
 
     def next_input(self, *args: Any) -> None: ...
     def result(self, *args: Any) -> None: ...
     def empty_input(self, like: Any) -> None: ...
     def before_catch_up(self) -> None: ...
+    def ragged_forward(self, *args: Any) -> Any: ...
     def draft_tp_context(self) -> Any: ...
     def last_tokens(self, draft_input: Any) -> Tensor:
         return tensor(5, 6)
@@ -127,14 +140,44 @@ def batch(monkeypatch: pytest.MonkeyPatch) -> Any:
     )
 
 
-@pytest.mark.parametrize(("pending", "catches_up"), [(0, False), (1, True)])
-def test_no_slot_is_looked_up_after_lengths_are_published(batch: Any, pending: int, catches_up: bool) -> None:
-    """From then on a scheduler may rewrite the row of a request that has ended: all slots are known by then."""
-    step = RecordedStep(pending)
+STOCK, LONG = DraftSync(2, 1, 2), DraftSync(4, 1, 4)  # two draft tokens
+
+
+@pytest.mark.parametrize(
+    ("pending", "sync", "written", "stock"),
+    [
+        ([0, 0], STOCK, [], None),
+        ([1, 1], STOCK, [9, 10, 69, 70], True),
+        ([0, 1], STOCK, [10, 11, 69, 70], True),
+        ([2, 2], LONG, [], None),
+        ([3, 3], LONG, [7, 8, 9, 10, 67, 68, 69, 70], False),
+        ([0, 3], LONG, [10, 67, 68, 69, 70], False),
+        ([1, 3], DraftSync(2, 1, 4), [9, 10, 67, 68, 69, 70], False),
+        ([0, 0], DraftSync(1, 1, 4), [10, 70], False),
+    ],
+    ids=["waits", "full", "one joined", "waits longer", "longer", "longer, one joined", "just shortened", "every step"],
+)
+def test_no_slot_is_looked_up_after_lengths_are_published(
+    batch: Any, pending: list[int], sync: DraftSync, written: list[int], stock: bool | None
+) -> None:
+    """From then on a scheduler may rewrite the row of a request that has ended: all slots are known by then.
+
+    With SGLang's own width a catch-up may write padding behind the last position; with any other it must not.
+    """
+    step = RecordedStep(pending, sync)
 
     step.run(batch, None)
 
     published = step.seen.index("published")
     assert "slots looked up" in step.seen[:published]
-    assert step.seen[published + 1 :] == ["forward", *(["catch-up"] if catches_up else [])]
-    assert step.caught_up == ([9, 10, 69, 70] if catches_up else [])
+    assert step.seen[published + 1 :] == ["forward", *(["catch-up"] if written else [])]
+    assert (step.caught_up, step.stock) == (written, stock)
+
+
+@pytest.mark.parametrize(("pending", "written"), [([0, 0], []), ([3, 1], [7, 8, 9, 69]), ([0, 3], [10, 67, 68, 69])])
+def test_speculation_resumes_after_a_catch_up(batch: Any, pending: list[int], written: list[int]) -> None:
+    """What is pending is written first; a request with nothing pending gets one row where its verify writes next."""
+    step = RecordedStep(pending, LONG)
+
+    assert step.before_on_step(batch) == bool(written)
+    assert step.caught_up == written

@@ -29,6 +29,12 @@ def test_environment_round_trip() -> None:
     assert not chosen.allow_modified_source
 
 
+@pytest.mark.parametrize(("text", "steps"), [("", None), ("1", 1), ("64", 64)])
+def test_draft_sync_steps_have_bounds(text: str, steps: int | None) -> None:
+    """From every step to as many as a ring of half a gigabyte holds; by default the worker knows."""
+    assert from_environ({settings.THRESHOLD: "8", settings.DRAFT_SYNC_STEPS: text}).draft_sync_steps == steps
+
+
 @pytest.mark.parametrize("text", ["never", "-1"])
 def test_never_has_two_spellings(text: str) -> None:
     """A word for people, a number for programs."""
@@ -42,6 +48,7 @@ def test_never_has_two_spellings(text: str) -> None:
         (settings.THRESHOLD, "-4"),
         (settings.RESUME_AT, "9"),
         (settings.MIN_DWELL, "soon"),
+        *((settings.DRAFT_SYNC_STEPS, steps) for steps in ("0", "-1", "65", "4.0")),
     ],
 )
 def test_bad_values_are_refused_with_their_name(name: str, text: str) -> None:

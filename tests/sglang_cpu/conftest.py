@@ -20,13 +20,13 @@ from tests.sglang_cpu import models as tiny_models
 from tests.sglang_cpu import slot as slot_module
 from tests.sglang_cpu.machines import Machine
 from tests.sglang_cpu.references import References
-from tests.sglang_cpu.servers import ARRANGEMENTS, Arrangement, Server, Wanted
+from tests.sglang_cpu.servers import ARRANGEMENTS, NUM_STEPS, Arrangement, Server, Wanted
 from tests.sglang_cpu.slot import Patched, Slot, baseline, static_eagle
 from tests.sglang_cpu.traffic import Answer
 
 HERE = Path(__file__).parent
 TEST_TIMEOUT_S = 900  # one test may build environments and start two servers on a busy machine
-SERVER_FIXTURES = ("unpatched", "doomed", "patched", "graphed", "paged", "tree", "two_ranks", "synced", "wrong")
+SERVER_FIXTURES = ("unpatched", "doomed", "patched", "graphed", "paged", "tree", "two_ranks", "wrong")
 PAGED_SUBSET = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
 WRONG_SUBSET = (Arrangement("0.5.9", "v1"), Arrangement("0.5.23", "v2"))
 TREES = tuple(one for one in ARRANGEMENTS if one.worker == "v1")  # v2 serves chains only
@@ -298,20 +298,6 @@ def two_ranks(
     slot.stop(wanted)
 
 
-@pytest.fixture(params=[1, 3])
-def synced(
-    request: pytest.FixtureRequest,
-    slot: Slot,
-    models: Path,
-    probes: Path,
-    arrangement: Arrangement,
-    reference: dict[str, list[Answer]],
-) -> Iterator[Patched]:
-    """A patched v2 server that brings the draft's KV up more often than by default."""
-    server = slot.use(slot_module.synced(arrangement, models, probes, request.param))
-    yield from _checked(Patched(arrangement, server, probes, slot.machine.kv_tolerance))
-
-
 @pytest.fixture
 def wrong(models: Path, probes: Path, arrangement: Arrangement) -> Wanted:
     """How to start a patched server, for tests that make it fail."""
@@ -319,8 +305,10 @@ def wrong(models: Path, probes: Path, arrangement: Arrangement) -> Wanted:
 
 
 def _checked(patched: Patched) -> Iterator[Patched]:
-    """Never off at the start of a test; healthy, and no step ungated, at its end."""
+    """Never off and the default sync at the start of a test; healthy, and no step ungated, at its end."""
     patched.set_policy(-1)
+    if patched.arrangement.worker == "v2":
+        patched.set_sync_steps(NUM_STEPS + 1)
     yield patched
     patched.server.assert_healthy()
     state = patched.state()

@@ -20,6 +20,7 @@ from tests.sglang_cpu import servers
 from tests.sglang_cpu.machines import Machine
 from tests.sglang_cpu.servers import Arrangement, Server, Wanted
 
+RING_STEPS = 11  # more than twice the draft tokens, and no multiple of them
 MAX_ILLNESSES = 4  # restarts cost the time in which other tests would run
 STRICT_CHECKS = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2",
@@ -149,6 +150,12 @@ class Patched:
         assert answer == [True] or answer is True or answer == [{"updated": True}], answer
         assert self.state()["threshold"] == (None if threshold == -1 else threshold)
 
+    def set_sync_steps(self, steps: int) -> None:
+        """Bring the draft's KV up every so many plain steps, from 1 to RING_STEPS; spec v2 only."""
+        answer = self.server.post("/set_internal_state", {"server_args": {"speculative_draft_sync_steps": steps}})
+        assert answer == [True] or answer is True or answer == [{"updated": True}], answer
+        assert self.state()["draft_sync_steps"] == steps
+
     def probe(self, **values: Any) -> None:
         """Write control.json: `force`, `sync`; see shims/probes.py."""
         draft = self.probes / "control.json.new"
@@ -182,7 +189,8 @@ def patched(
     variables: Mapping[str, str] | None = None,
     name: str = "patched",
 ) -> Wanted:
-    """The patched worker, started so that it never switches off until a test says so."""
+    """The patched worker, started so that it never switches off until a test says so; v2 with a long ring."""
+    ring = ("--speculative-draft-sync-steps", str(RING_STEPS)) if arrangement.worker == "v2" else ()
     return Wanted(
         f"{arrangement.name}-{name}",
         arrangement.release,
@@ -190,6 +198,7 @@ def patched(
             *("--speculative-disable-batch-threshold", "never"),
             *servers.eagle_arguments(models, draft, topk),
             *arrangement.arguments(),
+            *ring,
             *extra,
         ),
         tuple(
@@ -220,12 +229,6 @@ def two_ranks(arrangement: Arrangement, models: Path, probes: Path) -> Wanted:
     cores = sorted(os.sched_getaffinity(0))
     bound = {"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"}  # asked for where ranks outnumber NUMA nodes
     return patched(arrangement, models, probes, extra=("--tp-size", "2"), variables=bound, name="two-ranks")
-
-
-def synced(arrangement: Arrangement, models: Path, probes: Path, steps: int) -> Wanted:
-    """The same with a ring of that many steps."""
-    extra = ("--speculative-draft-sync-steps", str(steps))
-    return patched(arrangement, models, probes, extra=extra, name=f"sync-{steps}")
 
 
 def graphed(arrangement: Arrangement, models: Path, probes: Path, machine: Machine) -> Wanted:

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from tests.sglang_cpu.models import encode
 from tests.sglang_cpu.servers import NUM_STEPS
-from tests.sglang_cpu.slot import Patched
+from tests.sglang_cpu.slot import RING_STEPS, Patched
 from tests.sglang_cpu.traffic import greedy, prompt
 
 STREAM_TOKENS = 60
@@ -46,6 +47,23 @@ def test_draft_kv_is_exact_after_off_steps(patched: Patched) -> None:
     assert stale == set()
 
 
+@pytest.mark.arrangements("0.5.12.post1-v2", "0.5.16-v2")  # test_sync_steps has all of v2
+def test_draft_kv_is_exact_with_more_steps_than_draft_tokens(patched: Patched) -> None:
+    """The same with catch-ups of 11 plain steps, and of the 4 that are left when speculation resumes."""
+    patched.set_sync_steps(RING_STEPS)
+    patched.probe(force=RING_STEPS + 4)
+    before = patched.state()
+
+    tokens, states = probed_stream(patched)
+
+    after = patched.state()
+    off, syncs = (after[name] - before[name] for name in ("steps_off", "draft_syncs"))
+    assert off > (NUM_STEPS + 1) * syncs > 0
+    stale, compared = stale_rows(patched, tokens, states)
+    assert compared > 100
+    assert stale == set()
+
+
 def test_comparison_sees_a_missing_sync(patched: Patched) -> None:
     """Negative control: with what off steps write to the draft's KV taken back, the same comparison fails."""
     patched.probe(force=7, sync=False)
@@ -62,6 +80,18 @@ def test_radix_hit_on_a_prefix_decoded_while_off(patched: Patched) -> None:
     Upstream does not write the draft's rows of the step in which a request ends, and shares its prefix all the same:
     after a plain step that is one row at most.
     """
+    check_second_turn(patched, NUM_STEPS + 2)
+
+
+@pytest.mark.arrangements("0.5.16-v2")  # test_sync_steps has all of v2
+def test_radix_hit_with_more_steps_than_draft_tokens(patched: Patched) -> None:
+    """The same where more positions may lack the draft's rows when the request ends: so much less is shared at most."""
+    patched.set_sync_steps(RING_STEPS)
+    check_second_turn(patched, RING_STEPS + 1)
+
+
+def check_second_turn(patched: Patched, most_lost: int) -> None:
+    """A first turn decoded while off; a second one on its prefix, all but so many tokens of which it inherits."""
     patched.server.flush()
     patched.set_policy(0)
     first = patched.server.generate(text=prompt(3), rid=_rid(), sampling_params=greedy(STREAM_TOKENS))
@@ -72,7 +102,7 @@ def test_radix_hit_on_a_prefix_decoded_while_off(patched: Patched) -> None:
     second = patched.server.generate(input_ids=history, rid=rid, sampling_params=greedy(12))
 
     hit = second["meta_info"]["cached_tokens"]
-    assert hit > len(history) - NUM_STEPS - 3, "the prefix was not shared"
+    assert hit >= len(history) - most_lost, "the prefix was not shared"
     stale, compared = stale_rows(patched, history + second["output_ids"], _states(patched.probes, rid))
     assert compared > len(history)
     assert {position for _, position in stale} <= {len(history) - 2}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.sglang_cpu.slot import Patched
+from tests.sglang_cpu.slot import RING_STEPS, Patched
 from tests.sglang_cpu.traffic import Answer, answers, differences, greedy, prompt, streams
 
 MAX_GROWN_BYTES = 32 << 20  # of tensors on a GPU: the last batch's results live until the next one
@@ -39,12 +39,17 @@ def test_free_slots_after_many_requests(patched: Patched, requests: int) -> None
 
 
 def test_pages_and_retraction(paged: Patched, reference: dict[str, list[Answer]]) -> None:
-    """Page size 16, and requests retracted every few steps: tokens are the baseline's, slots come back."""
+    """Page size 16, and requests retracted every few steps: tokens are the baseline's, slots come back.
+
+    On v2 also with catch-ups of more plain steps than there are draft tokens.
+    """
     paged.server.flush()
     free = paged.server.internal_state()["probe_free_kv_slots"]
 
-    for gate in ({"force": 3}, {"force": 1}):
-        paged.probe(**gate)
+    for every in (3, 1, RING_STEPS + 2) if paged.arrangement.worker == "v2" else (3, 1):
+        paged.probe(force=every)
+        if every > RING_STEPS:
+            paged.set_sync_steps(RING_STEPS)
         replies: list[Any] = paged.server.generate_all(streams())
         assert differences(answers(replies), reference["streams"]) == []
 
