@@ -26,7 +26,7 @@ from tests.sglang_cpu.traffic import Answer
 
 HERE = Path(__file__).parent
 TEST_TIMEOUT_S = 900  # one test may build environments and start two servers on a busy machine
-SERVER_FIXTURES = ("unpatched", "doomed", "patched", "graphed", "paged", "tree", "two_ranks", "synced", "wrong")
+SERVER_FIXTURES = ("unpatched", "doomed", "patched", "wrong", "graphed", "paged", "tree", "two_ranks", "synced")
 PAGED_SUBSET = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
 WRONG_SUBSET = (Arrangement("0.5.9", "v1"), Arrangement("0.5.23", "v2"))
 TREES = tuple(one for one in ARRANGEMENTS if one.worker == "v1")  # v2 serves chains only
@@ -314,8 +314,8 @@ def synced(
 
 @pytest.fixture
 def wrong(models: Path, probes: Path, arrangement: Arrangement) -> Wanted:
-    """How to start a patched server, for tests that make it fail."""
-    return slot_module.patched(arrangement, models, probes, name="wrong")
+    """The server of `patched`, for tests that make it fail: they come when all others are done with it."""
+    return slot_module.patched(arrangement, models, probes)
 
 
 def _checked(patched: Patched) -> Iterator[Patched]:
