@@ -6,6 +6,7 @@ A server that has logged a traceback, a failed assertion or a leak is a failed t
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -33,6 +34,7 @@ REQUEST_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 NUM_STEPS = 3
 MAX_RUNNING_REQUESTS = 16
+_BLOCKS = itertools.cycle(range(20_000, 32_000, 2_000))
 
 _FAULT = re.compile(
     "Traceback|AssertionError|[Ll]eak [Dd]etected|memory leak|hit an exception|Segmentation fault"
@@ -226,9 +228,13 @@ def launch(machine: Machine, wanted: Wanted, models: Path, log: Path) -> Server:
 
 
 def free_port() -> int:
-    """A port that nothing listens on, low enough for those that SGLang derives from it (10,000 above)."""
+    """A port that nothing listens on, low enough for those that SGLang derives from it (10,000 above).
+
+    SGLang looks for further ones up to 1,000 above its own, and takes them later: those who ask one after another get
+    ports further apart.
+    """
     while True:
-        port = random.randrange(20_000, 32_000)
+        port = next(_BLOCKS) + random.randrange(900)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
