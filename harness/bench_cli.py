@@ -13,7 +13,7 @@ from typing import Annotated, Any, cast, get_args
 import msgspec
 import typer
 
-from harness.command import command_line, default_folder, last_line
+from harness.command import command_line, default_folder, last_line, load_libraries
 from harness.config import SweepConfig
 from harness.console import ConsoleReporter
 from harness.errors import UserError
@@ -81,6 +81,7 @@ def bench(
     asked = Asked(arrivals, model, drop_after, limits_of([*(goodput or ()), *context.args]))
     settings = load_settings(given, asked)
     folder = out or default_folder()
+    load_libraries()
     with ConsoleReporter() as reporter:
         reporter.say(f"run folder: {folder}")
         report = run_bench(url, settings, asked, folder, command_line(), reporter, Keys(api_key, admin_api_key))

@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from harness.bench_cli import WORDS_FOLLOW, bench
-from harness.command import command_line, default_folder, last_line
+from harness.command import command_line, default_folder, last_line, load_libraries
 from harness.config import SweepConfig, load_config, make_config
 from harness.console import ConsoleReporter
 from harness.doctor import Diagnosis, Releases, Validated, diagnose
@@ -25,7 +25,6 @@ from harness.errors import UserError
 from harness.gpus import VISIBLE
 from harness.runfolder import RunFolder
 from harness.selftest import save_calibration, selftest
-from harness.sim import server as sim_server
 from harness.sim.preset import DEFAULT_PRESET
 from harness.sweep import Keys, run_sweep
 from harness.verify import verify_run
@@ -97,7 +96,9 @@ def selftest_command(
 
 def serve_sim(context: typer.Context) -> None:
     """Run one simulated SGLang server (see serve-sim --help)."""
-    raise typer.Exit(sim_server.main(context.args))
+    from harness.sim import server  # brings what simulates, which the other commands start as a process
+
+    raise typer.Exit(server.main(context.args))
 
 
 def sweep(
@@ -144,6 +145,7 @@ def sweep(
     """Measure throughput and latency of each variant over a range of concurrencies."""
     given = given_values(locals())
     settings, folder = sweep_settings(config, out, resume, given)
+    load_libraries()
     with ConsoleReporter() as reporter:
         if settings.sim is not None:
             reporter.say(f"warning: simulated servers (preset {settings.sim}): these are not measurements of yours")

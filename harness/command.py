@@ -25,6 +25,14 @@ def default_folder() -> Path:
     return Path("results") / f"local-{datetime.now():%Y%m%d-%H%M%S}"
 
 
+def load_libraries() -> None:
+    """Load what figures are made with, before signals are handled: an import that one breaks off may fail by any name.
+
+    It takes half a second, which a command that measures nothing or was refused does not spend.
+    """
+    import scipy.stats  # noqa: F401
+
+
 def last_line(document: msgspec.Struct) -> None:
     """Print the one compact JSON document that standard output ends with."""
     print(msgspec.json.encode(document).decode(), flush=True)

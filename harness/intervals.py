@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 Floats = NDArray[np.float64]
 Numbers = NDArray[Any]
@@ -71,8 +71,8 @@ def quantile_interval(values: Numbers, ordered: Numbers, share: float, groupings
     below = values <= middle
     worth = [float(values.size), *(_worth(below, groups) for groups in groupings)]
     size = int(min(worth))
-    low = int(stats.binom.ppf((1 - CONFIDENCE) / 2, size, share)) if size else 0
-    high = int(stats.binom.isf((1 - CONFIDENCE) / 2, size, share)) + 1 if size else 1
+    low = int(scipy.stats.binom.ppf((1 - CONFIDENCE) / 2, size, share)) if size else 0
+    high = int(scipy.stats.binom.isf((1 - CONFIDENCE) / 2, size, share)) + 1 if size else 1
     return _ranked(ordered, low, size), _ranked(ordered, high, size)
 
 
@@ -99,7 +99,7 @@ def _worth(below: NDArray[np.bool_], groups: Groups) -> float:
     variance = count / (count - 1) * float(sums @ sums) / below.size**2
     if variance == 0:
         return float(below.size)  # all alike: nothing scatters
-    few = (stats.norm.ppf(0.5 + CONFIDENCE / 2) / stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1)) ** 2
+    few = (scipy.stats.norm.ppf(0.5 + CONFIDENCE / 2) / scipy.stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1)) ** 2
     return float(few * share * (1 - share) / variance)
 
 
@@ -108,7 +108,7 @@ def _half_width(residuals: Floats, groups: Groups) -> float:
     if count < _MIN_GROUPS:
         return float("inf")
     sums = np.bincount(groups, weights=residuals)
-    return float(stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1) * np.sqrt(count / (count - 1) * float(sums @ sums)))
+    return float(scipy.stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1) * np.sqrt(count / (count - 1) * float(sums @ sums)))
 
 
 def _ranked(ordered: Numbers, rank: int, size: int) -> float | None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 from harness.intervals import (
     CONFIDENCE,
@@ -181,8 +181,8 @@ def _throughput(table: _Table, start_s: float, end_s: float) -> dict[str, Any]:
     autocorrelation = float(around[1:] @ around[:-1]) / spread if spread > 0 else 0.0
     # Neighbouring slices that move together tell less than independent ones: the interval widens accordingly.
     widening = np.sqrt((1 + autocorrelation) / (1 - autocorrelation)) if autocorrelation > 0 else 1.0
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, SLICES - 1) * rates.std(ddof=1) / np.sqrt(SLICES) * widening)
-    line = stats.linregress(np.arange(SLICES), rates) if spread > 0 else None
+    half = float(scipy.stats.t.ppf(0.5 + CONFIDENCE / 2, SLICES - 1) * rates.std(ddof=1) / np.sqrt(SLICES) * widening)
+    line = scipy.stats.linregress(np.arange(SLICES), rates) if spread > 0 else None
     return {
         "output_tok_per_s": mean,
         "output_tok_per_s_low": max(0.0, mean - half),
@@ -294,5 +294,5 @@ def _median_interval(values: Floats) -> tuple[float | None, float | None]:
     """Distribution-free interval of the median, from order statistics."""
     if values.size < _MIN_FOR_INTERVAL:
         return None, None
-    interval: Any = stats.quantile_test(values, p=0.5).confidence_interval(CONFIDENCE)
+    interval: Any = scipy.stats.quantile_test(values, p=0.5).confidence_interval(CONFIDENCE)
     return float(interval.low), float(interval.high)

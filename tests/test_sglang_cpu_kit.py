@@ -134,6 +134,26 @@ def test_start_that_fails_is_not_tried_again(hopeless: Machine, tmp_path: Path) 
     assert len(list(tmp_path.glob("*.log"))) == 2
 
 
+def test_servers_of_a_group_are_started_together(hopeless: Machine, tmp_path: Path) -> None:
+    """When one of them is asked for, and once: afterwards each is started for itself."""
+    one, other, third = (Wanted(name, "0.5.16", (), module="no_such_module") for name in ("one", "other", "third"))
+    slot = Slot(replace(hopeless, resident=3), tmp_path, tmp_path, [[other, one], [third]])
+
+    with pytest.raises(AssertionError, match="No module named no_such_module"):
+        slot.use(one)
+    assert {log.stem[3:] for log in tmp_path.glob("*.log")} == {"one", "other"}
+    with pytest.raises(AssertionError, match="did not come up before"):
+        slot.use(other)
+    with pytest.raises(AssertionError, match="No module named no_such_module"):
+        slot.use(third)
+
+
+def test_ports_of_servers_that_start_together_are_far_apart() -> None:
+    """Further than those that SGLang looks for above its own."""
+    first, second, third = sorted(servers.free_port() for _ in range(3))
+    assert min(second - first, third - second) > 1000
+
+
 def test_report_outlasts_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each result is on disk when it comes, with the text of a failure and without this machine's folders."""
     monkeypatch.setenv("SPECPIVOT_TEST_REPORT", str(tmp_path / "report.txt"))

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from scipy import stats
+import scipy
 
 from harness.records import Variant
 from harness.sim.preset import Preset
@@ -50,7 +50,7 @@ class Box(msgspec.Struct, frozen=True):
             low, more = divmod(total, self.replicas)
             return more * self._replica(variant, low + 1) + (self.replicas - more) * self._replica(variant, low)
         counts = np.arange(total + 1)
-        chances = stats.binom.pmf(counts, total, 1 / self.replicas)
+        chances = scipy.stats.binom.pmf(counts, total, 1 / self.replicas)
         kept = chances > 1e-9
         rates = np.array([self._replica(variant, int(count)) for count in counts[kept]])
         return float(self.replicas * (chances[kept] @ rates) / chances[kept].sum())

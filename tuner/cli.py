@@ -18,7 +18,6 @@ from harness.endpoint import Endpoint, check_url
 from harness.errors import UserError
 from harness.runfolder import RunFolder
 from tuner import export as exports
-from tuner import plots, report
 from tuner.compare import Comparison, compare
 from tuner.recommend import Objective, Recommendation, read, recommend
 from tuner.replay import in_words, read_trace, replay
@@ -73,6 +72,8 @@ def recommend_command(
     found = recommend(folder, share(latency_slack), histogram, choice(objective_name, Objective, "--objective"))
     tell(found)
     if plot:
+        from tuner import plots  # brings matplotlib, which most commands do not need
+
         files = plots.save_plots(folder, run / "plots")
         console().print(f"plots: {', '.join(str(file) for file in files if file.suffix == '.png')}", soft_wrap=True)
     last_line(found)
@@ -134,6 +135,8 @@ def export_command(
 
 def report_command(run: Run) -> None:
     """Write RUN/report.html: one self-contained page, the answer first."""
+    from tuner import report  # see recommend
+
     file = report.save_report(RunFolder(run))
     console().print(f"report: {file}", soft_wrap=True, markup=False)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
 
 import msgspec
-from scipy import stats
+import scipy
 
 from harness.config import SweepConfig
 from patched_worker.policy import default_resume_at
@@ -94,7 +94,7 @@ def best(worths: Sequence[Worth]) -> int:
     first, others = worths[0], range(1, len(worths))
     if not others:
         return 0
-    beats = float(stats.norm.ppf(1 - RISK / len(others)))
+    beats = float(scipy.stats.norm.ppf(1 - RISK / len(others)))
     ahead = max(others, key=lambda i: worths[i].gain)
     error = math.hypot(first.se, worths[ahead].se)
     return ahead if worths[ahead].gain - first.gain > beats * error else 0

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from scipy import stats
+import scipy
 
 from harness.errors import UserError
 from harness.records import VARIANTS, LevelRow, Manifest, Source, Variant
@@ -157,7 +157,7 @@ def _half_width(a: list[float], b: list[float]) -> float | None:
     if total == 0:
         return 0.0
     freedom = total**2 / sum(s**2 / (n - 1) for s, n in zip(squares, (len(a), len(b)), strict=True))
-    return float(stats.t.ppf(0.975, freedom)) * math.sqrt(total)
+    return float(scipy.stats.t.ppf(0.975, freedom)) * math.sqrt(total)
 
 
 def _logs(metric: str, rows: list[LevelRow]) -> list[float]:

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
-from scipy.optimize import isotonic_regression
+import scipy
 
 from harness.records import LevelRow, Variant
 from harness.sittings import apart
@@ -186,7 +186,7 @@ def log_ratios(on: Table, off: Table) -> dict[int, dict[int, float]]:
 
 def fall(y: Floats, weights: Floats) -> Floats:
     """The closest falling sequence (weighted least squares; pool adjacent violators)."""
-    return np.asarray(isotonic_regression(y, weights=weights, increasing=False).x, dtype=float)
+    return np.asarray(scipy.optimize.isotonic_regression(y, weights=weights, increasing=False).x, dtype=float)
 
 
 def cross(x: Floats, fitted: Floats) -> float:

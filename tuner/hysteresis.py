@@ -16,8 +16,8 @@ from typing import Literal, get_args
 import msgspec
 import numpy as np
 import optuna
+import scipy
 from optuna.distributions import IntDistribution
-from scipy import stats
 
 from harness.records import LevelRow
 from patched_worker.policy import DEFAULT_MIN_DWELL_STEPS, Policy, default_resume_at
@@ -226,7 +226,7 @@ def _kept(tried: Sequence[Tried], df: int) -> int:
     others = [c for c, t in enumerate(tried) if c and t.rounds >= FEWEST_ROUNDS]
     if not others or not df:
         return 0
-    beats = float(stats.t.ppf(1 - RISK / len(others), df))
+    beats = float(scipy.stats.t.ppf(1 - RISK / len(others), df))
     best = max(others, key=lambda c: tried[c].gain)
     return best if tried[best].gain > beats * tried[best].se else 0
 

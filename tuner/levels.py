@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 import numpy as np
-from scipy import stats
+import scipy
 
 from harness.records import LevelRow, Manifest, Variant
 
@@ -145,7 +145,7 @@ def _mean_of(group: list[LevelRow], column: str) -> tuple[float | None, float | 
     logs = np.log([getattr(row, column) for row in rows])
     mean = float(np.exp(logs.mean()))
     if len(rows) > 1:
-        half = float(stats.t.ppf(0.975, len(rows) - 1) * logs.std(ddof=1) / math.sqrt(len(rows)))
+        half = float(scipy.stats.t.ppf(0.975, len(rows) - 1) * logs.std(ddof=1) / math.sqrt(len(rows)))
         return mean, mean * math.exp(-half), mean * math.exp(half)
     low, high = getattr(rows[0], f"{column}_low"), getattr(rows[0], f"{column}_high")
     return (mean, None, None) if low is None or high is None else (mean, low, high)

@@ -13,13 +13,12 @@ import psutil
 import typer
 
 from harness.cli import given_values, sweep, sweep_settings
-from harness.command import command_line, default_folder
+from harness.command import command_line, default_folder, load_libraries
 from harness.config import SweepConfig, make_config
 from harness.console import ConsoleReporter
 from harness.errors import UserError
 from harness.runfolder import RunFolder
 from harness.sweep import Keys
-from tuner import plots, trial_plots
 from tuner.asked import TuneOptions
 from tuner.knobs import parse_lengths, parse_search
 from tuner.recommend import Objective
@@ -93,6 +92,9 @@ def tune(
     }
     asked = {name: value for name, value in asked.items() if value is not None}
     config, options, folder = _settings(run, asked, flags)
+    load_libraries()
+    from tuner import plots, trial_plots  # bring matplotlib, which most commands do not need
+
     keys = Keys(flags["api_key"], flags["admin_api_key"])
     with ConsoleReporter() as reporter:
         if config.sim is not None:

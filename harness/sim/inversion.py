@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from scipy.optimize import nnls
+import scipy
 
 from harness.errors import UserError
 from harness.records import Variant
@@ -134,7 +134,7 @@ def _prefill_costs(fit: Fit, points: dict[int, Point], results: dict[int, Closed
         tokens = max(result.prefill_s - result.prefills * fit.prefill_s, 0.0) / fit.token_s
         shares.append([result.prefills / duration_s, tokens / duration_s])
         left.append(1 - (result.steps_on + result.steps_off) * point.step_s / duration_s)
-    (prefill_s, token_s), _ = nnls(np.array(shares), np.array(left))
+    (prefill_s, token_s), _ = scipy.optimize.nnls(np.array(shares), np.array(left))
     return max(float(prefill_s), SMALLEST_S), max(float(token_s), SMALLEST_TOKEN_S)
 
 

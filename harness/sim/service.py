@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import scipy.interpolate  # noqa: F401  the first step needs it, and real time does not wait for an import
 
 from harness.errors import UserError
 from harness.records import Variant

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import msgspec
 import numpy as np
-from scipy.interpolate import PchipInterpolator
+import scipy
 
 # Beyond these a table is damaged: a clock would stand still, or never come to the next step.
 MAX_SIZE = 2**40
@@ -91,9 +91,9 @@ class TaxTable(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=256)
-def _curve(sizes: tuple[int, ...], seconds: tuple[float, ...]) -> PchipInterpolator:
+def _curve(sizes: tuple[int, ...], seconds: tuple[float, ...]) -> scipy.interpolate.PchipInterpolator:
     """log(size) -> log(seconds)."""
-    return PchipInterpolator(np.log(sizes), np.log(seconds))
+    return scipy.interpolate.PchipInterpolator(np.log(sizes), np.log(seconds))
 
 
 def _check_sizes(sizes: tuple[int, ...], values: int) -> None:

@@ -217,7 +217,8 @@ def test_a_run_that_is_carried_elsewhere(tmp_path: Path) -> None:
 
 # Root may write anywhere, so it becomes somebody else, after the imports: where they lie is none of nobody's business.
 AS_NOBODY = """
-import os, specpivot
+import os, scipy.stats, specpivot
+import harness.sim.server, tuner.report, tuner.trial_plots  # and all that is loaded where it is used
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)

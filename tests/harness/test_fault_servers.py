@@ -26,6 +26,12 @@ IMPATIENT = (  # between two chunks, for which it would wait a minute
     "import functools, harness.bench as bench; from harness.load_plan import LoadPlan, Timeouts;"
     f" bench.LoadPlan = functools.partial(LoadPlan, timeouts=Timeouts(chunk_s=6.0)); {CODE}"
 )
+SOON = (  # gives up a silent server, for which it would wait 5 s
+    "import functools, harness.endpoint as e;"
+    f" e.Endpoint.require_healthy = functools.partialmethod(e.Endpoint.require_healthy, timeout_s=1.0); {CODE}"
+)
+RUTHLESS = f"import harness.servers; harness.servers.STOP_GRACE_S = 2.0; {CODE}"  # 20 s
+COLD = f"import harness.bench; harness.bench.Bench.warm_up = lambda bench, server: None; {WARMING_UP}"
 TWO = ("--model", "m", "--draft", "d", "--variants", "baseline,eagle3", "--concurrency", "1", "--repeats", "1")
 
 
@@ -35,38 +41,33 @@ def _nothing_left(tmp_path: Path) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("status", BUSY)
-def test_a_server_that_is_overloaded_for_a_while(tmp_path: Path, status: int) -> None:
-    """Its points are kept as failures, those after it are clean, and --resume measures what is missing."""
-    busy, out = threading.Event(), tmp_path / "run"
+def test_a_server_that_is_overloaded_for_a_while(tmp_path: Path) -> None:
+    """Each way of saying so fails a point, which is kept; the one after them is clean; --resume measures the failed."""
+    out, ways, busy = tmp_path / "run", [*BUSY], threading.Event()
     busy.set()
 
     def instead(request: bytes) -> bytes | None:
-        return BUSY[status] if busy.is_set() and request.startswith(b"POST /generate") else None
+        if not busy.is_set() or not request.startswith(b"POST /generate"):
+            return None
+        measured = len(rows_of(out))
+        if measured == len(ways):
+            busy.clear()
+            return None
+        return BUSY[ways[measured]]
 
     with running_mock(Timing(0.02, 0.005)) as mock, talking(before(lambda: mock, instead)) as url:
-        words = (
-            "sweep",
-            "--out",
-            str(out),
-            "--attach",
-            f"baseline={url}",
-            "--concurrency",
-            "1,2,3,4",
-            "--repeats",
-            "1",
-        )
-        with Command(tmp_path, *words, *LASTING) as command:
-            command.until(lambda: rows_of(out))
-            busy.clear()
-            assert command.end() in (3, 4)
-        first, *_, last = rows_of(out)
-        assert (first.verdict, first.usable, last.errors, last.requests > 0) == ("errors", False, 0, True)
-        assert {r.status_code for r in RunFolder(out).requests() if r.error == "http_status"} == {status}
+        words = ("--attach", f"baseline={url}", "--concurrency", "1,2,3", "--repeats", "1", *LASTING)
+        done = run(tmp_path, "sweep", "--out", str(out), *words)
+        assert done.process.returncode in (3, 4)
+        *failed, last = rows_of(out)
+        assert [(row.verdict, row.usable) for row in failed] == [("errors", False)] * len(ways)
+        assert (last.errors, last.requests > 0) == (0, True)
+        told = {(r.concurrency, r.status_code) for r in RunFolder(out).requests() if r.error == "http_status"}
+        assert told == {*enumerate(ways, 1)}
         again = run(tmp_path, "sweep", "--resume", "--out", str(out))
     assert again.process.returncode in (0, 3, 4)
-    assert [row.errors for row in rows_of(out)] == [0, 0, 0, 0]
-    assert next(row.attempt for row in rows_of(out) if row.key == first.key) == 2
+    assert [row.errors for row in rows_of(out)] == [0, 0, 0]
+    assert [row.attempt for row in rows_of(out) if row.concurrency <= len(ways)] == [2] * len(ways)
     assert verify_run(out).problems == ()
 
 
@@ -145,7 +146,8 @@ def test_streams_that_stop_in_the_middle(tmp_path: Path) -> None:
 def test_what_is_no_server_leaves_no_run(tmp_path: Path, talk: str) -> None:
     """One line and exit code 2, in time."""
     with talking(TALKS[talk]) as url:
-        done = run(tmp_path, "sweep", "--out", str(tmp_path / "run"), "--attach", f"baseline={url}")
+        words = ("sweep", "--out", str(tmp_path / "run"), "--attach", f"baseline={url}")
+        done = run(tmp_path, *words, code=SOON)
     assert done.process.returncode == 2
     assert "no server answers" in done.told
     assert not (tmp_path / "run").exists()
@@ -157,15 +159,16 @@ def test_what_is_no_server_leaves_no_run(tmp_path: Path, talk: str) -> None:
         ("out_of_memory", "ended with code 1: MemoryError: CUDA out of memory"),
         ("killed", "ended with code -9"),
         ("orphans", "RuntimeError: the launcher has failed"),
-        ("deaf", "was not healthy after 20 s"),
+        ("deaf", "was not healthy after 12 s"),
         ("port_taken", "another process answers on port"),
     ],
 )
 def test_a_server_that_does_not_start(tmp_path: Path, fault: str, words: str) -> None:
     """Why is in the manifest and in the answer; the other variant is measured, and no process stays behind."""
     out = tmp_path / "run"
-    words_of_fault = ("--start-timeout", "20") if fault == "deaf" else ()
-    done = run(tmp_path, "sweep", "--out", str(out), *TWO, *LASTING, *words_of_fault, env=STAND_IN | {"FAULT": fault})
+    words_of_fault = ("--start-timeout", "12") if fault == "deaf" else ()
+    how = {"env": STAND_IN | {"FAULT": fault}, "code": RUTHLESS if fault == "orphans" else CODE}
+    done = run(tmp_path, "sweep", "--out", str(out), *TWO, *LASTING, *words_of_fault, **how)
     assert done.process.returncode in (3, 4)  # 4 where this machine is too busy for the one point
     assert words in done.answer["not_run"]["eagle3"]
     assert words in str(RunFolder(out).manifest.variants["eagle3"].not_run)
@@ -193,7 +196,8 @@ def test_a_started_server_that_dies(tmp_path: Path, phase: str) -> None:
         {"window": "6", "drain": "0.6"}.get(phase, "2.5"),
     ]
     slow = {"GAP": "2"} if phase == "drain" else {}
-    with Command(tmp_path, *words, env=STAND_IN | slow, code=WARMING_UP if phase == "warm_up" else CODE) as command:
+    code = {"warm_up": WARMING_UP, "drain": COLD}.get(phase, CODE)  # to warm up would take a request of 14 s
+    with Command(tmp_path, *words, env=STAND_IN | slow, code=code) as command:
         command.says("warming up" if phase == "warm_up" else "variant")
         if phase == "window":
             command.until(lambda: (out / "requests.jsonl").stat().st_size)

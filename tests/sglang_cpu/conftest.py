@@ -1,4 +1,4 @@
-"""Fixtures for tests on the real SGLang, one server at a time on two CPU cores, or all of them on a GPU.
+"""Fixtures for tests on the real SGLang, servers of one arrangement on two CPU cores, or all of them on a GPU.
 
 Every test here carries the marker `sglang_full` (everything), and `sglang` unless its module says otherwise (the
 subset that `make test` runs). A run that asks for one of the two by `-m` must run every test of it: a
@@ -26,7 +26,7 @@ from tests.sglang_cpu.traffic import Answer
 
 HERE = Path(__file__).parent
 TEST_TIMEOUT_S = 900  # one test may build environments and start two servers on a busy machine
-SERVER_FIXTURES = ("unpatched", "doomed", "patched", "graphed", "paged", "tree", "two_ranks", "wrong")
+SERVER_FIXTURES = ("unpatched", "doomed", "patched", "wrong", "graphed", "paged", "tree", "two_ranks")
 PAGED_SUBSET = (Arrangement("0.5.12.post1", "v1"), Arrangement("0.5.16", "v2"))
 WRONG_SUBSET = (Arrangement("0.5.9", "v1"), Arrangement("0.5.23", "v2"))
 TREES = tuple(one for one in ARRANGEMENTS if one.worker == "v1")  # v2 serves chains only
@@ -155,36 +155,45 @@ def machine(pytestconfig: pytest.Config) -> Machine:
 @pytest.fixture(scope="session")
 def slot(request: pytest.FixtureRequest, machine: Machine, models: Path, logs: Path, probes: Path) -> Iterator[Slot]:
     """Holds the servers that run; where all of them can, they are started together."""
-    slot = Slot(machine, models, logs)
+    wanted = _wanted_by(request.session.items, machine, models, probes)
+    slot = Slot(machine, models, logs, () if machine.all_at_once else _groups(wanted, machine.resident))
     report.begin(machine)
     try:
-        if machine.resident > 1:
-            slot.start_all(_wanted_by(request.session.items, machine, models, probes))
+        if machine.all_at_once:
+            slot.start_all([one for servers in wanted.values() for one in servers])
         yield slot
     finally:
         report.end(slot)
         slot.empty()
 
 
-def _wanted_by(items: list[pytest.Item], machine: Machine, models: Path, probes: Path) -> list[Wanted]:
-    """The servers that these tests will ask for, those without speculation first."""
+def _wanted_by(
+    items: list[pytest.Item], machine: Machine, models: Path, probes: Path
+) -> dict[Arrangement, list[Wanted]]:
+    """The servers that these tests will ask for, by arrangement, each in the order of their use."""
     make: dict[str, Callable[[Arrangement], Wanted]] = {
         "reference": lambda arrangement: baseline(arrangement, machine),
         "unpatched": lambda arrangement: static_eagle(arrangement, models),
         "accepted": lambda arrangement: static_eagle(arrangement, models),
         "patched": lambda arrangement: slot_module.patched(arrangement, models, probes),
+        "wrong": lambda arrangement: slot_module.patched(arrangement, models, probes),
         "graphed": lambda arrangement: slot_module.graphed(arrangement, models, probes, machine),
         "paged": lambda arrangement: slot_module.paged(arrangement, models, probes),
         "tree": lambda arrangement: slot_module.tree(arrangement, models, probes),
     }
-    return list(
-        dict.fromkeys(
-            wanted(arrangement)
-            for fixture, wanted in make.items()
-            for item in items
-            if (arrangement := _arrangement(item)) is not None and fixture in getattr(item, "fixturenames", ())
-        )
-    )
+    used: dict[Arrangement, set[str]] = {}
+    for item in items:
+        if (arrangement := _arrangement(item)) is not None:
+            used.setdefault(arrangement, set()).update(getattr(item, "fixturenames", ()))
+    return {
+        arrangement: list(dict.fromkeys(wanted(arrangement) for fixture, wanted in make.items() if fixture in names))
+        for arrangement, names in used.items()
+    }
+
+
+def _groups(wanted: dict[Arrangement, list[Wanted]], size: int) -> list[list[Wanted]]:
+    """Those of an arrangement, at most so many at a time."""
+    return [servers[at : at + size] for servers in wanted.values() for at in range(0, len(servers), size)]
 
 
 @pytest.fixture(scope="session")
@@ -300,8 +309,8 @@ def two_ranks(
 
 @pytest.fixture
 def wrong(models: Path, probes: Path, arrangement: Arrangement) -> Wanted:
-    """How to start a patched server, for tests that make it fail."""
-    return slot_module.patched(arrangement, models, probes, name="wrong")
+    """The server of `patched`, for tests that make it fail: they come when all others are done with it."""
+    return slot_module.patched(arrangement, models, probes)
 
 
 def _checked(patched: Patched) -> Iterator[Patched]:

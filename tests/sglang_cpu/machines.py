@@ -14,12 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
+
 from harness.environment import gpus
 from tests.sglang_cpu import environments
 from tests.sglang_cpu.environments import SHIMS, Environment
 
 CAPTURED = ("1", "2", "4", "8")  # graphs up to half the running requests: the other half runs without
 LARGEST_CAPTURED = int(CAPTURED[-1])
+SERVER_BYTES = 4 << 30  # of memory, generously
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,8 @@ class Machine:
         baseline: what a server without speculation gets besides.
         variables: environment variables of every server.
         resident: servers that may run side by side.
+        all_at_once: whether every server is started at the beginning; else those of an arrangement when one is asked
+            for, as many as may run.
         ranks: tensor-parallel ranks that a server can have.
         start_timeout_s: how long a start may take.
         largest_graph: requests in the largest captured batch of every server; 0 without CUDA graphs.
@@ -47,6 +52,7 @@ class Machine:
     baseline: tuple[str, ...]
     variables: tuple[tuple[str, str], ...]
     resident: int = 1
+    all_at_once: bool = False
     ranks: int = 2
     start_timeout_s: float = 600.0
     largest_graph: int = 0
@@ -70,8 +76,9 @@ CPU = Machine(
         ("CUDA_VISIBLE_DEVICES", ""),
         ("OMP_NUM_THREADS", "1"),
     ),
+    resident=3 if psutil.virtual_memory().available > 3 * SERVER_BYTES else 1,
 )
-REHEARSAL = replace(CPU, name="rehearsal", resident=3)  # what the GPU runs, servers side by side, on a CPU
+REHEARSAL = replace(CPU, name="rehearsal", all_at_once=True)  # what the GPU runs, servers side by side, on a CPU
 
 
 def gpu() -> Machine:
@@ -95,6 +102,7 @@ def gpu() -> Machine:
             ("PYTHONUNBUFFERED", "1"),
         ),
         resident=8,
+        all_at_once=True,
         ranks=len(gpus()),
         start_timeout_s=200.0,
         largest_graph=LARGEST_CAPTURED,

@@ -1,4 +1,5 @@
-"""The servers that run: one at a time on two CPU cores, all at once on a GPU. A start takes half a minute or more.
+"""The servers that run: those of one arrangement on two CPU cores, all at once on a GPU. A start takes 16 s or
+more, most of it imports on one core: three side by side take little longer than two in turn.
 
 Tests ask the slot for the server they need; it keeps one while that is healthy and there is no other to make room for.
 """
@@ -36,12 +37,15 @@ class Slot:
         machine: where servers run, and how many of them at once.
         models: folder of the constructed models.
         logs: where servers log.
+        groups: which servers are started side by side when the first of them is asked for.
     """
 
-    def __init__(self, machine: Machine, models: Path, logs: Path) -> None:
+    def __init__(self, machine: Machine, models: Path, logs: Path, groups: Sequence[Sequence[Wanted]] = ()) -> None:
         self.machine = machine
         self._models = models
         self._logs = logs
+        self._groups = groups
+        self._begun: set[Wanted] = set()
         self._running: dict[Wanted, Server] = {}
         self._failed: dict[Wanted, str] = {}
         self._fell_ill: Counter[Wanted] = Counter()
@@ -64,8 +68,15 @@ class Slot:
             assert self._fell_ill[wanted] < MAX_ILLNESSES, (
                 f"{wanted.name} fell ill too often; its last log: {server.log}"
             )
-        self._make_room(wanted)
-        return self._start(wanted)
+        group = [wanted, *(one for one in self._beside(wanted) if one not in self._begun)]
+        self._make_room(wanted, len(group))
+        with ThreadPoolExecutor(len(group)) as pool:
+            starting = [pool.submit(self._start, one) for one in group]
+        return starting[0].result()  # whoever needs another that failed hears of it
+
+    def _beside(self, wanted: Wanted) -> list[Wanted]:
+        """The others of its group."""
+        return [one for group in self._groups if wanted in group for one in group if one != wanted]
 
     def start_all(self, wanted: Sequence[Wanted]) -> None:
         """Start several: the first one alone, since it fills the caches of compiled kernels, the others at once."""
@@ -89,6 +100,7 @@ class Slot:
             self.stop(wanted)
 
     def _start(self, wanted: Wanted) -> Server:
+        self._begun.add(wanted)
         log = self._logs / f"{next(self._starts):02}-{wanted.name}.log"
         try:
             server = servers.start(self.machine, wanted, self._models, log)
@@ -98,9 +110,9 @@ class Slot:
         self._running[wanted] = server
         return server
 
-    def _make_room(self, wanted: Wanted) -> None:
-        """Stop this server if it is ill, and those that have run longest until there is room for it."""
-        while self._running and (wanted in self._running or len(self._running) >= self.machine.resident):
+    def _make_room(self, wanted: Wanted, count: int) -> None:
+        """Stop this server if it is ill, and those that have run longest until there is room for so many."""
+        while self._running and (wanted in self._running or len(self._running) + count > self.machine.resident):
             self.stop(wanted if wanted in self._running else next(iter(self._running)))
 
 
