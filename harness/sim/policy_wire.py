@@ -11,9 +11,11 @@ from harness.sim import engine as engine_module
 from harness.sim.engine import Engine
 from harness.sim.preset import Preset
 from patched_worker.autopilot import Autopilot
-from patched_worker.policy import NEVER_DISABLE
 
-_WORKERS = {"v1": "EAGLEWorker", "v2": "EAGLEWorkerV2"}
+_WORKERS = {
+    "v1": "sglang.srt.speculative.eagle_worker.EAGLEWorker",
+    "v2": "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2",
+}
 _SOURCE_HASH = hashlib.sha256(Path(engine_module.__file__).read_bytes()).hexdigest()
 
 
@@ -27,8 +29,9 @@ def specpivot_block(engine: Engine, preset: Preset, last_error: str | None) -> d
         "module": engine_module.__name__,
         "version": preset.sglang_version,
         "source_hash": _SOURCE_HASH,
-        "threshold": NEVER_DISABLE if policy.threshold is None else policy.threshold,
-        "resume_at": NEVER_DISABLE if policy.resume_at is None else policy.resume_at,
+        "modified_source": False,
+        "threshold": policy.threshold,
+        "resume_at": policy.resume_at,
         "min_dwell": policy.min_dwell,
         "rungs": [asdict(rung) for rung in policy.rungs],
         "policy_id": policy.policy_id,

@@ -36,7 +36,7 @@ def test_policy_is_set_live_and_shown() -> None:
         return seen
 
     start, off, refused, set_ = with_server(use)
-    assert (start["threshold"], start["steps_on"], start["by_batch"]) == (-1, 0, [])
+    assert (start["threshold"], start["steps_on"], start["by_batch"]) == (None, 0, [])
     assert (off["threshold"], off["steps_on"], off["steps_off"]) == (0, 0, 7)
     [row] = off["by_batch"]
     assert (row["batch"], row["state"], row["steps"], row["tokens"]) == (1, "off", 7, 7)
