@@ -15,7 +15,6 @@ from harness.checks import judge, sent_share
 from harness.config import SweepConfig
 from harness.crowd import Crowd, mean_users
 from harness.edges import Reading, proven, read, with_counts
-from harness.endpoint import CONTROL_TIMEOUT_S
 from harness.errors import UserError
 from harness.hostcpu import WindowCpu, with_cpu
 from harness.levelsfile import as_written
@@ -150,7 +149,7 @@ class Bench:
 
     def _prepare(self, server: Server, policy: Policy | None) -> str | None:
         """Make the server ready for a point; the verdict when it cannot be."""
-        if not server.endpoint.healthy(CONTROL_TIMEOUT_S):  # a dead one refuses at once
+        if not server.endpoint.becomes_healthy():  # a dead one refuses at once
             return "server_died"
         if server.endpoint.wait_idle(IDLE_TIMEOUT_S) is False:
             return "server_busy"
@@ -217,7 +216,7 @@ class Bench:
             key.concurrency,
             workers=result.workers,
             interrupted=result.interrupted,
-            server_died=result.server_died or (metrics.errors > 0 and not server.endpoint.healthy(CONTROL_TIMEOUT_S)),
+            server_died=result.server_died or (metrics.errors > 0 and not server.endpoint.becomes_healthy()),
             unproven=unproven,
             shared_prefix=self.workload.shares_prefix,
             open_share=share,

@@ -13,20 +13,24 @@ import ssl
 import time
 import urllib.parse
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.errors import UserError
-from harness.exchange import exchange
+from harness.exchange import HttpStatus, exchange
 from harness.secrets import HIDDEN, MIN_CHARS
 from harness.transport import untrusted
 from patched_worker.policy import DWELL_KEY, NEVER_DISABLE, RESUME_KEY, RUNGS_KEY, THRESHOLD_KEY, Policy, to_wire
 
 MAX_BODY_BYTES = 32 * 2**20
 CONTROL_TIMEOUT_S = 20.0
+UNAVAILABLE_S = 0.2  # between two questions to a server that is not ready
+CONNECTIONS_PER_PROCESS, MOST_CONNECTIONS = 8, 256
 POLICY_KEYS = {"threshold": THRESHOLD_KEY, "resume_at": RESUME_KEY, "min_dwell": DWELL_KEY}
 
 
@@ -71,6 +75,39 @@ class Endpoint:
         except (OSError, ValueError):
             return False
         return True
+
+    def becomes_healthy(self, timeout_s: float = CONTROL_TIMEOUT_S) -> bool:
+        """Whether /health answers 200 in time; one that says 503 is asked again, a refused connection decides at once.
+
+        SGLang's HTTP processes (`--tokenizer-worker-num`) say 503 until each has warmed up, and which one answers is
+        chance.
+        """
+        give_up_s = time.monotonic() + timeout_s
+        while (left_s := give_up_s - time.monotonic()) > 0:
+            try:
+                self._request("/health", timeout_s=left_s)
+                return True
+            except HttpStatus as answer:
+                if answer.code != HTTPStatus.SERVICE_UNAVAILABLE:
+                    return False
+                time.sleep(UNAVAILABLE_S)
+            except (OSError, ValueError):
+                return False
+        return False
+
+    def all_healthy(self, timeout_s: float) -> bool:
+        """Whether /health answers 200 from each of the server's HTTP processes.
+
+        They share a port; so many connections at once reach all of them, but for bad luck.
+        """
+        if not self.healthy(timeout_s):
+            return False
+        processes = (self.server_info() or {}).get("tokenizer_worker_num")
+        if not isinstance(processes, int) or processes < 2:
+            return True
+        asked = min(CONNECTIONS_PER_PROCESS * processes, MOST_CONNECTIONS)
+        with ThreadPoolExecutor(asked) as pool:
+            return all(pool.map(lambda _: self.healthy(timeout_s), range(asked)))
 
     def require_healthy(self, flag: str, timeout_s: float = 5.0) -> None:
         """Make sure that the server answers.

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 
 
-class _Status(OSError):
+class HttpStatus(OSError):
     """An answer other than success."""
 
     def __init__(self, code: int) -> None:
+        self.code = code
         super().__init__(f"HTTP {code}; is --admin-api-key right?" if code in (401, 403) else f"HTTP {code}")
 
 
@@ -30,7 +31,8 @@ def exchange(
         max_bytes: the longest answer that is read.
 
     Raises:
-        OSError: no such answer in time, however slowly it drips.
+        HttpStatus: another answer.
+        OSError: no answer in time, however slowly it drips.
         ValueError: it is too long.
     """
     parts = urllib.parse.urlsplit(url)
@@ -47,7 +49,7 @@ def exchange(
 
 def _content(response: http.client.HTTPResponse, path: str, max_bytes: int) -> bytes:
     if not 200 <= response.status < 300:
-        raise _Status(response.status)
+        raise HttpStatus(response.status)
     content = response.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise ValueError(f"{path} answered more than {max_bytes} bytes")

@@ -220,7 +220,7 @@ def _ready(
     log = logs / f"{plan.name}.log"
     endpoint = Endpoint(f"http://127.0.0.1:{port}")
     began = time.monotonic()
-    while not endpoint.healthy(timeout_s=10):
+    while not endpoint.all_healthy(timeout_s=10):
         if process.poll() is not None:
             return ServerDied(f"server {plan.name} ended with code {process.returncode}: {last_line(log)} (see {log})")
         if stop.is_set():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -143,3 +146,51 @@ def test_a_worker_that_never_disables_says_null_and_is_believed() -> None:
         assert Endpoint(url).set_policy(Policy.from_threshold(None))["threshold"] == -1
         with pytest.raises(UserError, match="refused threshold 8"):
             Endpoint(url).set_policy(Policy.from_threshold(8))
+
+
+UNAVAILABLE = TALKS["overloaded"]
+
+
+def processes(count: int, ready: Callable[[int], bool]) -> Talk:
+    """A server of several HTTP processes on one port; each connection falls to the next one, which is up or is not."""
+    turn = itertools.count()
+
+    def talk(connection: socket.socket, over: threading.Event) -> None:
+        asks = connection.recv(65536, socket.MSG_PEEK)
+        if b"server_info" in asks:
+            document(b'{"tokenizer_worker_num": %d}' % count)(connection, over)
+        else:
+            (document(b"{}") if ready(next(turn)) else UNAVAILABLE)(connection, over)
+
+    return talk
+
+
+def test_a_server_is_up_when_each_of_its_http_processes_is() -> None:
+    """One that has warmed up says so for itself only."""
+    for count, ready, up in (
+        (4, lambda turn: True, True),
+        (4, lambda turn: turn % 4 != 3, False),
+        (1, lambda turn: turn % 4 != 3, True),  # asked once
+        (4, lambda turn: False, False),
+    ):
+        with talking(processes(count, ready)) as url:
+            assert Endpoint(url).all_healthy(timeout_s=60) is up, (count, up)
+
+
+def test_a_server_that_is_not_ready_is_asked_again() -> None:
+    """503 is no death: it answers, and will do so better."""
+    with talking(processes(1, lambda turn: turn > 3)) as url:
+        assert Endpoint(url).becomes_healthy(timeout_s=60)
+    with talking(UNAVAILABLE) as url:
+        assert not Endpoint(url).becomes_healthy(timeout_s=0.5)
+
+
+def test_a_dead_server_is_not_waited_for() -> None:
+    """Nobody listens, or something else does: neither becomes healthy by waiting."""
+    began_s = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    assert not Endpoint(f"http://127.0.0.1:{port}").becomes_healthy(timeout_s=1000)
+    with talking(TALKS["too_many"]) as url:
+        assert not Endpoint(url).becomes_healthy(timeout_s=1000)
+    assert time.monotonic() - began_s < 500
