@@ -91,7 +91,7 @@ def measure(config: SweepConfig, out: Path, command: Sequence[str]) -> list[Path
             return folders
         crowds = waves(config.threshold, config.max_concurrency)
         with _folder(config, out / "ramp", "ramp", crowds["ramp"], command) as writer:
-            plans, workload = server_plans(config), msgspec.structs.replace(workload_of(config), under_way=False)
+            plans, workload = server_plans(config), workload_of(config, under_way=False)
             with opened(config, plans, writer, workload, reporter, Keys(), stop) as bench:
                 for wave, crowd in crowds.items():
                     if wave == "ramp":
@@ -136,7 +136,7 @@ def _folder(config: SweepConfig, folder: Path, wave: Wave, crowd: Crowd, command
         if RunFolder(folder).manifest.config.get("crowd") != sent["crowd"]:
             raise UserError(f"{folder} was begun with another threshold or other users; give another --out")
         return RunWriter.resume(folder)
-    made = new_manifest(config, command)
+    made = new_manifest(config, command, under_way=False)
     return RunWriter.create(folder, msgspec.structs.replace(made, config=made.config | sent))
 
 

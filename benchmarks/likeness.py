@@ -144,7 +144,7 @@ def bodies(config: SweepConfig, count: int) -> list[bytes]:
     Off steps bring every request of a wave one token: answers of one length would end together, and the batch would
     never be below the threshold.
     """
-    found, whole = [], msgspec.structs.replace(workload_of(config), under_way=False)
+    found, whole = [], workload_of(config, under_way=False)
     for index, planned in enumerate(islice(whole.requests(config.max_concurrency, 1), count)):
         body = json.loads(planned.body) | {"stream": False}
         sampling = body["sampling_params"]
@@ -255,7 +255,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = make_config(document | {"concurrency": [2 * asked.threshold]})
         if not config.together:
             raise UserError("answers are compared on servers that are up together; give a --config whose servers fit")
-        plans, made = server_plans(config), new_manifest(config, ("benchmarks.likeness", *sys.argv[1:]))
+        plans, made = (
+            server_plans(config),
+            new_manifest(config, ("benchmarks.likeness", *sys.argv[1:]), under_way=False),
+        )
         with (
             ConsoleReporter() as reporter,
             interruptible() as stop,

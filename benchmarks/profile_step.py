@@ -122,7 +122,7 @@ def under_load(server: Server, config: SweepConfig, variant: Variant) -> Iterato
         workers=config.client_workers,
     )
     key, stop = PointKey(variant, config.max_concurrency, 1), threading.Event()
-    requests = workload_of(config).requests(config.max_concurrency, 1)
+    requests = workload_of(config, under_way=False).requests(config.max_concurrency, 1)
     load = threading.Thread(target=run_closed_loop, args=(plan, requests, key, 1, lambda records: None, None, stop))
     load.start()
     try:
@@ -146,7 +146,7 @@ def measure(config: SweepConfig, out: Path, steps: int, cpu: bool) -> Found:
         if (found.concurrency, found.steps) != (config.max_concurrency, steps):
             raise UserError(f"{file} is of another --concurrency or --steps; give another --out")
     plans = [plan for plan in server_plans(config) if not found.profiles.keys() >= set(plan.variants)]
-    made = new_manifest(config, ("benchmarks.profile_step", *sys.argv[1:]))
+    made = new_manifest(config, ("benchmarks.profile_step", *sys.argv[1:]), under_way=False)
     with (
         ConsoleReporter() as reporter,
         interruptible() as stop,

@@ -83,6 +83,7 @@ def selftest_command(
     seconds: Annotated[float, typer.Option(help="measuring window of each level")] = 4.0,
 ) -> None:
     """Calibrate this client on this machine against a bundled mock server; sweeps then know its limit."""
+    load_libraries()
     report = selftest(seconds=seconds)
     for level in report.levels:
         print(

@@ -26,7 +26,7 @@ def default_folder() -> Path:
 
 
 def load_libraries() -> None:
-    """Load what figures are made with, before signals are handled: an import that one breaks off may fail by any name.
+    """Load what computes figures, before signals are handled: an import that one breaks off may fail by any name.
 
     It takes half a second, which a command that measures nothing or was refused does not spend.
     """

@@ -18,8 +18,13 @@ from harness.variants import confounders, policy_of, reference_of, server_plans,
 from harness.workload import WorkloadPlan
 
 
-def workload_of(config: SweepConfig) -> WorkloadPlan:
-    """The request lists of a closed loop."""
+def workload_of(config: SweepConfig, under_way: bool = True) -> WorkloadPlan:
+    """The request lists of a sweep.
+
+    Args:
+        under_way: a closed loop begins as if it had always run; False for a load that comes and goes, and where answers
+            themselves are looked at.
+    """
     return WorkloadPlan(
         dataset=config.dataset,
         input_tokens=config.input_tokens,
@@ -29,12 +34,12 @@ def workload_of(config: SweepConfig) -> WorkloadPlan:
         api=config.api,
         vocab_size=config.vocab_size,
         tokenizer=config.tokenizer,
-        under_way=True,
+        under_way=under_way,
     )
 
 
-def new_manifest(config: SweepConfig, command: Sequence[str]) -> Manifest:
-    """The manifest of a run that begins now."""
+def new_manifest(config: SweepConfig, command: Sequence[str], under_way: bool = True) -> Manifest:
+    """The manifest of a run that begins now; `under_way` is that of its `workload_of`."""
     wanted = variants_to_run(config)
     return Manifest(
         schema=SCHEMA_VERSION,
@@ -53,7 +58,7 @@ def new_manifest(config: SweepConfig, command: Sequence[str]) -> Manifest:
             min_dwell=config.min_dwell,
         ),
         config=msgspec.to_builtins(config),
-        workload=workload_of(config).describe(config.concurrency, config.repeats),
+        workload=workload_of(config, under_way).describe(config.concurrency, config.repeats),
         environment=collect_environment(),
         latency_intervals=True,
     )

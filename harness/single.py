@@ -98,9 +98,8 @@ def run_bench(
     require_files_for(config.max_concurrency, config.client_workers)
     (plan,) = server_plans(config)
     server = prove(plan, endpoint)
-    common = msgspec.structs.asdict(workload_of(config))
-    timed = {"model": asked.model, "arrivals": asked.arrivals, "under_way": not asked.arrivals.open_loop}
-    workload = TimedWorkload(**common | timed)
+    common = msgspec.structs.asdict(workload_of(config, under_way=not asked.arrivals.open_loop))
+    workload = TimedWorkload(**common | {"model": asked.model, "arrivals": asked.arrivals})
     manifest = _manifest(config, asked, server, variant, workload, command)
     key = PointKey(variant, config.max_concurrency, 1)
     with RunWriter.create(out, manifest) as writer, interruptible() as stop:

@@ -107,7 +107,9 @@ def run_sweep(
 def _resumed(out: Path, config: SweepConfig) -> RunWriter:
     """The run to go on with, if it would go on with the same requests."""
     writer = RunWriter.resume(out)
-    if workload_of(config).describe(config.concurrency, config.repeats).sha256 != writer.manifest.workload.sha256:
+    begun = writer.manifest.workload
+    requests = workload_of(config, begun.under_way).describe(config.concurrency, config.repeats)
+    if requests.sha256 != begun.sha256:
         writer.close()
         raise UserError(
             f"{out} was begun with other requests than {config.dataset} holds now; restore it, or begin anew"
@@ -153,7 +155,8 @@ def _run_phase(
 
     if not missing(variants):
         return
-    with opened(config, plans, writer, workload_of(config), reporter, keys, stop) as bench:
+    workload = workload_of(config, writer.manifest.workload.under_way)
+    with opened(config, plans, writer, workload, reporter, keys, stop) as bench:
         todo = missing([variant for variant in variants if variant in bench.servers])
         pace = Pace(config, writer.rows)
         reporter.plan(len(todo), pace.points_s(key.concurrency for key in todo))

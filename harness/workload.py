@@ -4,8 +4,8 @@ A list depends on the seed, the concurrency and the repeat, never on the variant
 the same bytes and no two points share a prefix that a cache could serve. The default data set is random token ids:
 their length is exact on every tokenizer, and none is needed.
 
-A closed loop begins as if it had always run: each user's first request is one that is found under way at a random
-moment. Users who all begin at the beginning grow and end together for several answers' length, and what a window
+A closed loop of C users begins as if it had always run: the first C requests are such as are found under way at a
+random moment. Users who all begin at the beginning grow and end together for several answers' length, and what a window
 measures meanwhile (short contexts, no prefill, then many at once) is not what C users cost.
 """
 
@@ -101,19 +101,14 @@ class WorkloadPlan(msgspec.Struct, frozen=True):
         """Whether requests begin alike by design, with a chat template, so that cached tokens are expected."""
         return self.api == "chat" or self.tokenizer is not None
 
-    def lengths(self, concurrency: int, repeat: int) -> Iterator[tuple[int, int]]:
-        """(prompt tokens, output tokens) of each request of a random point, in order."""
-        salt, found = f"{self.seed}/{concurrency}/{repeat}", concurrency if self.under_way else 0
-        return (self._lengths(f"{salt}/{index}", index < found) for index in count())
-
-    def _lengths(self, salt: str, found: bool) -> tuple[int, int]:
-        """Of a request found under way, what it has said already is part of its prompt."""
+    def _lengths(self, salt: str, under_way: bool) -> tuple[int, int]:
+        """(prompt tokens, output tokens); of a request under way, what it has said already is part of its prompt."""
         prompts, outputs = (
             (max(1, round(mean * (1 - self.range_ratio))), round(mean * (1 + self.range_ratio)))
             for mean in (self.input_tokens, self.output_tokens)
         )
         (prompt,) = _draw(f"{salt}/0", 1, prompts[0], prompts[1] + 1)
-        if not found:
+        if not under_way:
             (output,) = _draw(f"{salt}/1", 1, outputs[0], outputs[1] + 1)
             return prompt, output
         output = _length_found(*outputs, _share(f"{salt}/1"))
@@ -179,13 +174,14 @@ def _random_text(salt: str, words: int) -> str:
 
 
 def _length_found(low: int, high: int, share: float) -> int:
-    """The length of an answer found at a random moment, where lengths are uniform in [low, high]: one that lasts twice
-    as long is found twice as often, so the chance of at most L is (L^2 - low^2) / (high^2 - low^2).
+    """The length of an answer found at a random moment, where lengths are the whole numbers from low to high: one that
+    takes twice as long is found twice as often. Every token is taken to last equally long, and a prefill no time.
 
     Args:
         share: uniform in [0, 1).
     """
-    return round(math.sqrt(low**2 + share * (high**2 - low**2)))
+    below, above = (low - 0.5) ** 2, (high + 0.5) ** 2  # (L + 1/2)^2 - (L - 1/2)^2 is 2 L: each length's due exactly
+    return int(math.sqrt(below + share * (above - below)) + 0.5)
 
 
 def draw_ids(plan: WorkloadPlan, salt: str, count: int) -> list[int]:

@@ -111,8 +111,7 @@ def wave_bench(
     folder = bench.writer.path / f"hysteresis-{threshold}"
     with _opened(folder, config, bench.writer.manifest, waves, command) as writer:
         waves = msgspec.convert(writer.manifest.config["waves"], dict[Wave, Arrivals])
-        lists = msgspec.structs.asdict(workload_of(config)) | {"under_way": False}
-        workload = WaveRequests(**lists, waves=waves)
+        workload = WaveRequests(**msgspec.structs.asdict(workload_of(config, under_way=False)), waves=waves)
         attempts = Counter({row.key: row.attempt for row in writer.rows})
         servers: dict[Variant, Server] = {"dynamic": bench.servers["dynamic"]}
         under_waves = Bench(config, writer, servers, workload, attempts, stop, open_loop=True)
@@ -128,7 +127,7 @@ def _opened(
 ) -> RunWriter:
     if (folder / MANIFEST).exists():
         return RunWriter.resume(folder)
-    made = new_manifest(config, command)
+    made = new_manifest(config, command, under_way=False)
     played = {"dynamic": parent.variants["dynamic"]}
     sent = {**made.config, "waves": msgspec.to_builtins(waves)}
     return RunWriter.create(

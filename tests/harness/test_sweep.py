@@ -22,7 +22,7 @@ from harness.errors import UserError
 from harness.guard import group_alive
 from harness.manifest import new_manifest, workload_of
 from harness.records import LevelRow, PointKey, Variant
-from harness.runfolder import RunFolder
+from harness.runfolder import RunFolder, RunWriter
 from harness.sittings import settled
 from harness.sweep import Keys, Outcome, _order, _phases, run_sweep
 from harness.verify import verify_run
@@ -110,6 +110,20 @@ def test_a_sweep_resumed_a_day_later_measures_pairs_together(tmp_path: Path, mon
     run_sweep(config, tmp_path / "run", ["x"], tomorrow, Keys(), resume=True)
     assert sorted((row.variant, row.concurrency) for row in tomorrow.rows) == [("baseline", 2), ("eagle3", 2)]
     assert len(RunFolder(tmp_path / "run").levels()) == 4
+
+
+def test_a_run_goes_on_with_the_requests_that_it_began_with(tmp_path: Path) -> None:
+    """One of a version whose users all began at the beginning stays one; a new one's first user is found under way."""
+    config = make_config(QUICK | {"variants": ["baseline"], "concurrency": [1], "repeats": 1})
+    lengths = []
+    for name, under_way in (("old", False), ("new", True)):
+        RunWriter.create(tmp_path / name, new_manifest(config, ["x"], under_way)).close()
+        assert run_sweep(config, tmp_path / name, ["x"], Recorder(), Keys(), resume=True).points == 1
+        lengths.append([record.planned_output_tokens for record in RunFolder(tmp_path / name).requests()])
+    old, new = lengths
+    assert set(old) == {16}
+    assert new[0] != 16
+    assert set(new[1:]) == {16}
 
 
 def test_killed_at_any_moment_loses_no_point(tmp_path: Path) -> None:

@@ -15,6 +15,10 @@ def first(plan: WorkloadPlan, count: int, concurrency: int = 8, repeat: int = 1)
     return list(islice(plan.requests(concurrency, repeat), count))
 
 
+def lengths_of(planned: list[PlannedRequest]) -> list[tuple[int, int]]:
+    return [(each.prompt_tokens or 0, each.output_tokens or 0) for each in planned]
+
+
 @pytest.mark.parametrize("length", [1, 2, 32, 8192])
 def test_random_prompts_have_exactly_their_length(length: int) -> None:
     """As many ids as planned, all inside the vocabulary, and the plan says so."""
@@ -75,9 +79,7 @@ def test_random_lengths_spread_around_their_mean() -> None:
     """With a range ratio lengths vary inside it, keep their mean, and are what the bodies ask for."""
     plan = WorkloadPlan(input_tokens=64, output_tokens=100, range_ratio=0.5, seed=3)
     planned = list(islice(plan.requests(8, 1), 400))
-    lengths = [(p.prompt_tokens, p.output_tokens) for p in planned]
-    assert lengths == list(islice(plan.lengths(8, 1), 400))
-    outputs = [output for _, output in lengths]
+    outputs = [p.output_tokens or 0 for p in planned]
     assert (min(outputs), max(outputs)) == (50, 150)
     assert abs(sum(outputs) / 400 - 100) < 5
     assert {len(msgspec.json.decode(p.body)["input_ids"]) for p in planned} <= set(range(32, 97))
@@ -88,7 +90,7 @@ def test_the_first_request_of_each_user_is_found_under_way() -> None:
     have said in their prompt; the requests after those are whole."""
     plan = WorkloadPlan(input_tokens=64, output_tokens=400, range_ratio=0.5, seed=3)
     found = replace(plan, under_way=True)
-    whole, lengths = (list(islice(each.lengths(4000, 1), 4500)) for each in (plan, found))
+    whole, lengths = (lengths_of(first(each, 4500, concurrency=4000)) for each in (plan, found))
     assert lengths[4000:] == whole[4000:]
     prompts, rest = (np.array(column) for column in zip(*lengths[:4000], strict=True))
     said = prompts - np.array([prompt for prompt, _ in whole[:4000]])
@@ -108,10 +110,10 @@ def test_a_loop_that_starts_under_way_is_steady_at_once() -> None:
 
     def ends(work: WorkloadPlan) -> list[int]:
         """How many requests end in each tenth of an answer's length, over three such lengths."""
-        lengths = iter(work.lengths(500, 1))
+        lengths = iter(lengths_of(first(work, 3000, concurrency=500)))
         at = [next(lengths)[1] for _ in range(500)]
         counts = [0] * 30
-        while (user := min(range(500), key=at.__getitem__)) is not None and at[user] < 300:
+        while at[user := min(range(500), key=at.__getitem__)] < 300:
             counts[at[user] // 10] += 1
             at[user] += next(lengths)[1]
         return counts

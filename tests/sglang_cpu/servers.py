@@ -34,7 +34,7 @@ REQUEST_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 NUM_STEPS = 3
 MAX_RUNNING_REQUESTS = 16
-_BLOCKS = itertools.cycle(range(20_000, 32_000, 2_000))
+_BLOCKS = itertools.cycle(range(20_000, 32_000, 1_200))
 
 _FAULT = re.compile(
     "Traceback|AssertionError|[Ll]eak [Dd]etected|memory leak|hit an exception|Segmentation fault"
@@ -234,7 +234,7 @@ def free_port() -> int:
     ports further apart.
     """
     while True:
-        port = next(_BLOCKS) + random.randrange(900)
+        port = next(_BLOCKS) + random.randrange(100)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
