@@ -65,15 +65,6 @@ def generation_of(base: type) -> Generation:
     return module
 
 
-def resolved(server_args: Any) -> Any:
-    """ServerArgs with SGLang's own decisions applied; releases from 0.5.20 keep those beside the record."""
-    try:
-        from sglang.srt.arg_groups.overrides import resolving_view
-    except ImportError:
-        return server_args
-    return resolving_view(server_args)
-
-
 def result_processor(scheduler_module: Any) -> Any:
     """The class whose `process_batch_result_decode` appends a step's tokens: a component of its own from 0.5.16."""
     try:

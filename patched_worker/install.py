@@ -19,7 +19,7 @@ from patched_worker import compat, fingerprints, settings
 from patched_worker.control import KEYS, Control, Identity
 from patched_worker.probes import TokenCount
 from patched_worker.ranks import broadcaster
-from patched_worker.refusals import refuse_arrangement
+from patched_worker.refusals import refuse_arrangement, resolved
 from patched_worker.settings import Refusal, Settings
 from patched_worker.steptrace import Trace
 
@@ -77,7 +77,7 @@ def _choose_worker(algorithm: Any, chosen: Settings, version: str) -> None:
         def create_worker(self: Any, server_args: Any) -> type:
             base = original(self, server_args)
             module = compat.generation_of(base)
-            refuse_arrangement(compat.resolved(server_args))
+            refuse_arrangement(resolved(server_args))
             identity = identify(base, module, version, chosen)
             worker: type = module.worker_class(base, identity, chosen)
             return worker

@@ -15,7 +15,7 @@ from typing import Any
 
 from patched_worker import compat, selfcheck, settings
 from patched_worker.install import install, run_scheduler_process
-from patched_worker.refusals import refuse_arrangement
+from patched_worker.refusals import refuse_arrangement, resolved
 from patched_worker.settings import Refusal
 
 
@@ -85,7 +85,7 @@ def _serve(arguments: list[str]) -> None:
 
     extra: dict[str, Any] = {}
     if chosen.allow_modified_source:
-        if compat.resolved(server_args).skip_server_warmup:
+        if resolved(server_args).skip_server_warmup:
             raise Refusal("--allow-modified-source checks the server in its warm-up; drop --skip-server-warmup")
         extra["execute_warmup_func"] = functools.partial(selfcheck.warmup, policy=chosen.policy, order=chosen.order)
     try:
@@ -106,7 +106,7 @@ def _refuse_early(server_args: Any) -> None:
     """Refuse before any weights are read: choose the worker here as every scheduler process will."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    view = compat.resolved(server_args)
+    view = resolved(server_args)
     for flag in ("encoder_only", "use_ray", "grpc_mode", "smg_grpc_mode"):
         if getattr(view, flag, False):
             raise Refusal(f"{flag} starts another kind of server; only the HTTP server is supported")

@@ -37,6 +37,15 @@ MODEL_STATE = {
 }
 
 
+def resolved(server_args: Any) -> Any:
+    """ServerArgs with SGLang's own decisions applied; releases from 0.5.20 keep those beside the record."""
+    try:
+        from sglang.srt.arg_groups.overrides import resolving_view
+    except ImportError:
+        return server_args
+    return resolving_view(server_args)
+
+
 def refuse_arrangement(server_args: Any) -> None:
     """Refuse what was not validated.
 
