@@ -3,7 +3,8 @@
 By default a catch-up follows as many plain steps as there are draft tokens, has the shape of SGLang's own draft-extend
 and uses its CUDA graph; what it writes beyond the pending positions lies in slots that the next verify overwrites, as
 rejected drafts do. After any other number of steps it is one eager extend over what each request lacks, and nothing
-beyond that: more draft tokens' worth of padding would reach past the slots that the scheduler has reserved.
+beyond that: padding of more steps' width would reach past the slots that the scheduler has reserved. Such an extend
+stays within the chunk of a prefill, for which SGLang has set memory aside.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from patched_worker.draft_sync import DraftSync
 from patched_worker.pending import Pending
+from patched_worker.refusals import resolved
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Window:
         counts: positions pending, per request.
         widths: positions that are computed, per request.
         stock: whether they are SGLang's own draft-extend's, padding and all.
-        lacking, wide: counts and widths on the device.
+        counts_gpu, widths_gpu: counts and widths on the device.
         start: the first position per request, on the device.
         slots, cells: of each position, flat: KV slots and places in the ring.
     """
@@ -35,8 +37,8 @@ class Window:
     counts: list[int]
     widths: list[int]
     stock: bool
-    lacking: Any
-    wide: Any
+    counts_gpu: Any
+    widths_gpu: Any
     start: Any
     slots: Any
     cells: Any
@@ -63,6 +65,7 @@ class CatchUp(ABC):
         self._req_to_token = self.draft.req_to_token_pool.req_to_token
         self.sync = DraftSync.of(sync_steps, worker.speculative_num_draft_tokens, self.draft.draft_runner.attn_backend)
         self.pending = Pending(len(self._req_to_token), self.sync.most, worker.device)
+        self._chunk_tokens: int | None = resolved(worker.server_args).chunked_prefill_size  # None or -1: no chunks
 
     # ---- what differs between releases
 
@@ -112,28 +115,45 @@ class CatchUp(ABC):
         """A prefill writes all of its requests' draft KV, whatever their rows held before."""
         self.pending.clear(self.host_rows(batch))
 
-    def _window_when_full(self, batch: Any, rows: list[int], new_seq_lens: Any) -> Window | None:
-        """What this step's catch-up will read and write, if the step is the last one of those that any request waits.
+    def after_prefill(self, result: Any) -> None:
+        """The first one, in the server's own warm-up, shows how wide the ring must be."""
+        self.pending.allocate(result.logits_output.hidden_states)
+
+    def _window_when_due(self, batch: Any, rows: list[int], new_seq_lens: Any) -> Window | None:
+        """What the catch-up after this step will read and write; None if every request may wait for longer.
 
         Looked up before the step adds its own position.
         """
         counts = [count + 1 for count in self.pending.of(rows)]
-        return None if max(counts) < self.sync.steps else self._window(batch, counts, new_seq_lens)
+        return None if max(counts) < self._steps(len(counts)) else self._window(batch, counts, new_seq_lens)
+
+    def _steps(self, requests: int) -> int:
+        """How many plain steps so many requests may wait.
+
+        No more than fill the chunk of a prefill, but always as many as there are draft tokens, which SGLang's own
+        draft-extend computes for each request at every step.
+        """
+        if self._chunk_tokens is None or self._chunk_tokens <= 0:
+            return self.sync.steps
+        draft_tokens: int = self.worker.speculative_num_draft_tokens
+        return min(self.sync.steps, max(draft_tokens, self._chunk_tokens // requests))
 
     def _window(self, batch: Any, counts: list[int], seq_lens: Any) -> Window:
         """The last `counts[i]` positions of requests of these lengths."""
         import torch
 
         pending, width = self.pending, self.worker.speculative_num_draft_tokens
+        # The second condition alone would do; the first keeps any other number of steps to one way, as it is measured
         stock = self.sync.steps == width and max(counts) <= width
         # Whatever has nothing pending gets one position of padding, where a verify or a prefill writes next
         widths = [width if stock else max(count, 1) for count in counts]
-        lacking, wide = pending.numbers(counts), pending.numbers(widths)
-        start = seq_lens - lacking
-        request, positions = pending.places(start, wide, sum(widths))
+        counts_gpu, widths_gpu = pending.numbers(counts), pending.numbers(widths)
+        start = seq_lens - counts_gpu
+        request, positions = pending.places(start, widths_gpu, sum(widths))
         rows = batch.req_pool_indices[request]
         slots = self._req_to_token[rows, positions].to(torch.int64)
-        return Window(counts, widths, stock, lacking, wide, start, slots, pending.cells(rows, positions))
+        cells = pending.cells(rows, positions)
+        return Window(counts, widths, stock, counts_gpu, widths_gpu, start, slots, cells)
 
     def _catch_up(self, batch: Any, draft_input: Any, window: Window) -> None:
         """Draft-extend the pending positions of every request of the batch, and propose from the last one.
@@ -146,12 +166,11 @@ class CatchUp(ABC):
         import torch
 
         batch.out_cache_loc = window.slots
-        self._set_lengths(batch, window.start, [-count for count in window.counts])
         proposal = self.empty_input(draft_input)
         self.before_catch_up()
         with self._draft_context():
             (self._stock_extend if window.stock else self._ragged_extend)(batch, proposal, window)
-        had = (window.lacking > 0).unsqueeze(1)
+        had = (window.counts_gpu > 0).unsqueeze(1)
         for name in ("topk_p", "topk_index", "hidden_states"):
             setattr(draft_input, name, torch.where(had, getattr(proposal, name), getattr(draft_input, name)))
         self.pending.clear(self.host_rows(batch))
@@ -161,13 +180,14 @@ class CatchUp(ABC):
         """SGLang's own draft-extend, as after a verify that accepted what is pending."""
         import torch
 
+        self._set_lengths(batch, window.start, [-count for count in window.counts])
         tokens, hidden = self.pending.read(window.cells)
         verified = SimpleNamespace(  # what _draft_extend_for_decode reads of a verify's result
             logits_output=SimpleNamespace(hidden_states=hidden),
             next_token_ids=tokens,
             next_draft_input=proposal,
-            accept_lens=window.lacking.clamp(min=1).to(torch.int32),
-            new_seq_lens=window.start + window.lacking,
+            accept_lens=window.counts_gpu.clamp(min=1).to(torch.int32),
+            new_seq_lens=window.start + window.counts_gpu,
             prepared_draft_extend_inputs=None,
         )
         self.draft._draft_extend_for_decode(batch, verified)
@@ -180,8 +200,9 @@ class CatchUp(ABC):
         tokens, hidden = self.pending.read(window.cells)
         batch.forward_mode = ForwardMode.DRAFT_EXTEND_V2
         batch.input_ids, batch.extend_num_tokens = tokens, len(tokens)
-        self._set_lengths(batch, window.start + window.wide, window.widths)
-        last = window.wide.cumsum(0) - 1
+        padding = [width - count for width, count in zip(window.widths, window.counts, strict=True)]
+        self._set_lengths(batch, window.start + window.widths_gpu, padding)
+        last = window.widths_gpu.cumsum(0) - 1
         logits, proposal.hidden_states = self.ragged_forward(batch, hidden, window.start, window.widths, last)
         proposal.topk_index = logits.argmax(dim=-1, keepdim=True)  # a chain: its first token, whatever its probability
         proposal.topk_p = torch.ones_like(proposal.topk_index, dtype=torch.float32)

@@ -211,7 +211,7 @@ class Control:
         """The policy that an update of KEYS would make; None if it is refused, with the reason in `last_error`."""
         try:
             ordered(self.gate, update)
-            self._synced(update)
+            self._check_sync(update)
             policy = updated(self.gate.policy, without_order(_without_sync(update)))
             if problem := unservable(policy, self.num_steps):
                 raise ValueError(problem)
@@ -221,12 +221,11 @@ class Control:
             logger.warning("specpivot: %s", self.last_error)
             return None
 
-    def _synced(self, update: Mapping[str, object]) -> int | None:
+    def _check_sync(self, update: Mapping[str, object]) -> None:
         if self.sync is not None:
-            return self.sync.updated(update)
-        if SYNC_KEY in update:
+            self.sync.updated(update)
+        elif SYNC_KEY in update:
             raise ValueError(f"{SYNC_KEY}: this worker brings the draft's KV up at every step; leave it out")
-        return None
 
     def apply(self, policy: Policy, update: Mapping[str, object] | None = None) -> None:
         """Make a policy the live one; the gate's history is forgotten, unless the update is not about the policy.
@@ -236,13 +235,14 @@ class Control:
             update: where it names the autopilot, that one is set too; where it does not, it leaves the wheel.
         """
         update = update or {}
+        rest = _without_sync(update)
         self.last_error = None
         if self.sync is not None:
             self.sync.steps = self.sync.updated(update)
-        if update and not _without_sync(update):
+        if update and not rest:
             return
         order = ordered(self.gate, update)
-        if order is None or not autopilot.KEYS.issuperset(_without_sync(update)):
+        if order is None or not autopilot.KEYS.issuperset(rest):
             if isinstance(self.gate, Autopilot):
                 self.gate.hold(policy)
             else:

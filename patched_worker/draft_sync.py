@@ -13,7 +13,7 @@ from typing import Any
 from patched_worker.settings import DRAFT_SYNC_STEPS, Refusal
 
 SYNC_KEY = "speculative_draft_sync_steps"
-RAGGED_BACKENDS = ("TritonAttnBackend", "FlashAttentionBackend")  # extend each request by its own number of tokens
+RAGGED_BACKENDS = ("TritonAttnBackend", "FlashAttentionBackend")  # as read: each request by its own number of tokens
 
 
 @dataclass(slots=True)
@@ -41,14 +41,16 @@ class DraftSync:
             backend: the draft's attention backend.
 
         Raises:
-            Refusal: this backend was tried with SGLang's own extend only.
+            Refusal: other steps than draft tokens, with a backend that may extend all requests by the same number.
         """
-        if type(backend).__name__ in RAGGED_BACKENDS:
+        fa_version = getattr(backend, "fa_impl_ver", 3)  # the class of fa3 serves fa4 as well
+        name = type(backend).__name__ + ("" if fa_version == 3 else f" of fa{fa_version}")
+        if name in RAGGED_BACKENDS:
             return cls(steps or draft_tokens, 1, steps or draft_tokens)
         if steps not in (None, draft_tokens):
             raise Refusal(
-                f"{DRAFT_SYNC_STEPS}={steps} was tried with triton and fa3 attention only, not with "
-                f"{type(backend).__name__}; use one of these, or leave it out ({draft_tokens})"
+                f"{DRAFT_SYNC_STEPS}={steps} takes triton or fa3 attention, not {name}; "
+                f"use one of these, or leave it out ({draft_tokens})"
             )
         return cls(draft_tokens, draft_tokens, draft_tokens)
 

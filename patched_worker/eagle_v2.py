@@ -110,7 +110,9 @@ def worker_class(base: Any, identity: Identity, settings: Settings) -> type:
             if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
                 control.interrupt(len(batch.seq_lens))
                 off.before_prefill(batch)
-                return super().forward_batch_generation(batch, **kwargs)
+                result = super().forward_batch_generation(batch, **kwargs)
+                off.after_prefill(result)
+                return result
             if batch.forward_mode.is_idle() or batch.spec_info is None:
                 return super().forward_batch_generation(batch, **kwargs)
             step = control.begin(len(batch.seq_lens), context_of(batch))

@@ -81,7 +81,7 @@ class OffStep(CatchUp):
         previous, rows = batch.spec_info, self.host_rows(batch)
         new_seq_lens = batch.seq_lens + 1
         with self.restored(batch), self._plain_decode():
-            window = self._window_when_full(batch, rows, new_seq_lens)
+            window = self._window_when_due(batch, rows, new_seq_lens)
             self._make_plain(batch, previous, new_seq_lens)
             # Before the forward, so that preparing the next step need not wait for it; after every slot was looked
             # up, because from here on the scheduler may give the row of a request that has ended to another one

@@ -27,7 +27,16 @@ class Pending:
         self.counts = [0] * rows
         self._device = device
         self._tokens = torch.zeros(rows * length, dtype=torch.int64, device=device)
-        self._hidden: Any = None  # its width is the target's choice: made at the first plain step
+        self._hidden: Any = None
+
+    def allocate(self, like: Any) -> None:
+        """Make room for hidden states, once.
+
+        Args:
+            like: any of the target's; which of its layers they come from, and so their width, is the target's choice.
+        """
+        if self._hidden is None:
+            self._hidden = like.new_zeros((len(self._tokens), like.shape[-1]))
 
     def add(self, rows: Any, host_rows: list[int], positions: Any, tokens: Any, hidden: Any) -> None:
         """Keep one position of each request.
@@ -39,8 +48,6 @@ class Pending:
             tokens: the tokens sampled there.
             hidden: the target's hidden states there.
         """
-        if self._hidden is None:
-            self._hidden = hidden.new_zeros((len(self._tokens), hidden.shape[-1]))
         cells = self.cells(rows, positions)
         self._tokens[cells] = tokens.to(self._tokens.dtype)
         self._hidden[cells] = hidden
@@ -62,18 +69,18 @@ class Pending:
 
         return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
 
-    def places(self, start: Any, wide: Any, total: int) -> tuple[Any, Any]:
-        """Whose each of the `wide[i]` positions from `start[i]` on is, and which one it is: both flat.
+    def places(self, start: Any, widths: Any, total: int) -> tuple[Any, Any]:
+        """Whose each of the `widths[i]` positions from `start[i]` on is, and which one it is: both flat.
 
         Args:
             start: first position per request, on the device.
-            wide: positions per request, on the device.
+            widths: positions per request, on the device.
             total: their sum, which torch would ask the GPU for.
         """
         import torch
 
-        request = torch.repeat_interleave(wide, output_size=total)
-        before = wide.cumsum(0) - wide
+        request = torch.repeat_interleave(widths, output_size=total)
+        before = widths.cumsum(0) - widths
         return request, torch.arange(total, device=self._device) + (start - before)[request]
 
     def cells(self, rows: Any, positions: Any) -> Any:

@@ -75,7 +75,7 @@ class CurrentOffStep(OffStep):
         batch.prefix_lens, batch.extend_lens = prefix.to(torch.int32), wide
         if batch.seq_lens_cpu is not None:  # all on the host, or nothing
             batch.extend_lens = widths
-            batch.prefix_lens = [int(end) - width for end, width in zip(batch.seq_lens_cpu, widths, strict=True)]
+            batch.prefix_lens = (batch.seq_lens_cpu - torch.tensor(widths)).tolist()
         forward_batch = ForwardBatch.init_new(
             batch,
             self.draft.draft_runner,

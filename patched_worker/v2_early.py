@@ -102,13 +102,14 @@ class EarlyOffStep(OffStep):
         return result
 
     def ragged_forward(self, batch: Any, hidden: Any, prefix: Any, widths: list[int], last: Any) -> tuple[Any, Any]:
+        import torch
         from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
         from sglang.srt.speculative.eagle_info import EagleDraftInput
 
         batch.spec_info = EagleDraftInput(hidden_states=hidden)
         batch.capture_hidden_mode = CaptureHiddenMode.FULL
         batch.extend_seq_lens = widths
-        batch.extend_prefix_lens = [int(end) - width for end, width in zip(batch.seq_lens_cpu, widths, strict=True)]
+        batch.extend_prefix_lens = (batch.seq_lens_cpu - torch.tensor(widths)).tolist()
         forward_batch = ForwardBatch.init_new(batch, self.draft.draft_runner)
         out = self.draft.draft_runner.forward(forward_batch).logits_output
         return out.next_token_logits[last], out.hidden_states[last]  # these releases compute the logits of all

@@ -16,6 +16,13 @@ class TRTLLMMLABackend:
     """In name only."""
 
 
+class FlashAttentionBackend:
+    """In name, and in the kernels that it calls."""
+
+    def __init__(self, fa_impl_ver: int) -> None:
+        self.fa_impl_ver = fa_impl_ver
+
+
 @pytest.mark.parametrize(
     ("steps", "expected"), [(None, DraftSync(4, 1, 4)), (1, DraftSync(1, 1, 1)), (16, DraftSync(16, 1, 16))]
 )
@@ -24,15 +31,24 @@ def test_ring_is_as_long_as_the_start_asks_for(steps: int | None, expected: Draf
     assert DraftSync.of(steps, 4, TritonAttnBackend()) == expected
 
 
-def test_an_attention_backend_that_was_not_tried_keeps_the_stock_extend() -> None:
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [(TRTLLMMLABackend(), "TRTLLMMLABackend"), (FlashAttentionBackend(4), "FlashAttentionBackend of fa4")],
+)
+def test_an_attention_backend_that_was_not_read_keeps_the_stock_extend(backend: object, name: str) -> None:
     """It may assume as many positions for each request, so nothing else can be asked for, also live."""
-    sync = DraftSync.of(None, 4, TRTLLMMLABackend())
+    sync = DraftSync.of(None, 4, backend)
 
-    assert sync == DraftSync.of(4, 4, TRTLLMMLABackend()) == DraftSync(4, 4, 4)
-    with pytest.raises(Refusal, match=r"=16 was tried with triton and fa3 .*TRTLLMMLABackend; use one of these, or"):
-        DraftSync.of(16, 4, TRTLLMMLABackend())
+    assert sync == DraftSync.of(4, 4, backend) == DraftSync(4, 4, 4)
+    with pytest.raises(Refusal, match=f"=16 takes triton or fa3 attention, not {name}; use one of these, or"):
+        DraftSync.of(16, 4, backend)
     with pytest.raises(ValueError, match="not from 4 to 4"):
         sync.updated({SYNC_KEY: 1})
+
+
+def test_fa3_takes_other_steps() -> None:
+    """Its class is fa4's too, told apart by the version of the kernels."""
+    assert DraftSync.of(16, 4, FlashAttentionBackend(3)) == DraftSync(16, 1, 16)
 
 
 @pytest.mark.parametrize("value", [0, -1, 17, True, 4.0, "4", None])

@@ -78,7 +78,7 @@ class RecordedStep(OffStep):
     batch_fields = ("seq_lens",)
     runner_attribute = "graph_runner"
 
-    def __init__(self, pending: list[int], sync: DraftSync) -> None:
+    def __init__(self, pending: list[int], sync: DraftSync, chunk_tokens: int | None = None) -> None:
         self.seen: list[str] = []
         self.caught_up: list[int] = []
         self.stock: bool | None = None
@@ -88,6 +88,7 @@ class RecordedStep(OffStep):
         self.worker: Any = SimpleNamespace(speculative_num_draft_tokens=2)
         self.target: Any = SimpleNamespace(sample=lambda logits, batch: tensor(7, 8))
         self.sync = sync
+        self._chunk_tokens = chunk_tokens
         self.pending: Any = SimpleNamespace(
             of=lambda rows: pending,
             numbers=lambda values: tensor(*values),
@@ -172,6 +173,39 @@ def test_no_slot_is_looked_up_after_lengths_are_published(
     assert "slots looked up" in step.seen[:published]
     assert step.seen[published + 1 :] == ["forward", *(["catch-up"] if written else [])]
     assert (step.caught_up, step.stock) == (written, stock)
+
+
+@pytest.mark.parametrize(
+    ("pending", "chunk_tokens", "written"),
+    [
+        ([4, 4], 12, []),
+        ([5, 5], 12, [5, 6, 7, 8, 9, 10, 65, 66, 67, 68, 69, 70]),
+        ([0, 5], 12, [10, 65, 66, 67, 68, 69, 70]),
+        ([0, 0], 2, []),
+        ([1, 1], 2, [9, 10, 69, 70]),
+        ([6, 6], -1, []),
+        ([6, 6], None, []),
+    ],
+    ids=["fits", "full", "full, one joined", "as upstream", "small chunk", "no chunks", "no chunks either"],
+)
+def test_a_catch_up_stays_within_the_chunk_of_a_prefill(
+    batch: Any, pending: list[int], chunk_tokens: int | None, written: list[int]
+) -> None:
+    """It comes early where more would not fit, though never before as many steps as there are draft tokens."""
+    step = RecordedStep(pending, DraftSync(8, 1, 8), chunk_tokens)
+
+    step.run(batch, None)
+
+    assert step.caught_up == written
+
+
+def test_a_small_chunk_leaves_the_default_alone(batch: Any) -> None:
+    """As many steps as draft tokens compute what SGLang's own draft-extend does."""
+    step = RecordedStep([0, 0], STOCK, 1)
+
+    step.run(batch, None)
+
+    assert step.caught_up == []
 
 
 @pytest.mark.parametrize(("pending", "written"), [([0, 0], []), ([3, 1], [7, 8, 9, 69]), ([0, 3], [10, 67, 68, 69])])
