@@ -6,6 +6,7 @@ A server that has logged a traceback, a failed assertion or a leak is a failed t
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import json
 import os
@@ -213,7 +214,10 @@ def start(machine: Machine, wanted: Wanted, models: Path, log: Path) -> Server:
 
 
 def launch(machine: Machine, wanted: Wanted, models: Path, log: Path) -> Server:
-    """Start a server in a process group of its own and do not wait."""
+    """Start a server in a process group of its own and do not wait.
+
+    It ends with this process at the latest: Ctrl-C while it starts beside others is raised where nobody knows it yet.
+    """
     port = free_port()
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -224,7 +228,13 @@ def launch(machine: Machine, wanted: Wanted, models: Path, log: Path) -> Server:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    atexit.register(_end, process)
     return Server(wanted.name, process, port, log)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def free_port() -> int:
