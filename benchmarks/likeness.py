@@ -255,10 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = make_config(document | {"concurrency": [2 * asked.threshold]})
         if not config.together:
             raise UserError("answers are compared on servers that are up together; give a --config whose servers fit")
-        plans, made = (
-            server_plans(config),
-            new_manifest(config, ("benchmarks.likeness", *sys.argv[1:]), under_way=False),
-        )
+        plans = server_plans(config)
+        made = new_manifest(config, ("benchmarks.likeness", *sys.argv[1:]), under_way=False)
         with (
             ConsoleReporter() as reporter,
             interruptible() as stop,

@@ -90,24 +90,30 @@ class Bench:
         self.writer.put_row(row)
         return row
 
-    def warm_up(self, server: Server) -> None:
+    def warm_up(self, server: Server) -> str | None:
         """Serve the largest load once, unmeasured, then freeze the garbage collector.
 
         A kernel is loaded when a batch first needs it, and a full collection in SGLang's processes stops all streams
         for up to half a second; either would fall into whichever point comes first. On its way up the load passes
         every smaller batch. /freeze_gc is SGLang's remedy.
+
+        Returns:
+            Why it could not be done; None where it was, or was told to stop.
         """
         always, never = Policy.from_threshold(None), Policy.from_threshold(0)
         level = self.config.max_concurrency
         key = PointKey(server.plan.variants[0], level, WARM_UP_REPEAT)
         plan = replace(self._load_plan(server, key), warmup_s=WARM_UP_S / 2, duration_s=WARM_UP_S / 2)
         for policy in (never, always) if server.patched else (None,):
-            if self.stop.is_set() or self._prepare(server, policy):
-                return
+            if self.stop.is_set():
+                return None
+            if problem := self._prepare(server, policy):
+                return problem
             requests = self.workload.requests(level, WARM_UP_REPEAT)
             with suppress(WorkerCrashed):  # if that was no accident, the point itself will say so
                 run_closed_loop(plan, requests, key, 0, lambda records: None, None, self.stop)
         server.endpoint.freeze_gc()
+        return None
 
     def _measured(
         self, server: Server, key: PointKey, policy: Policy | None, on_progress: Callable[[float], None] | None

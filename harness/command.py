@@ -30,7 +30,7 @@ def load_libraries() -> None:
 
     It takes half a second, which a command that measures nothing or was refused does not spend.
     """
-    import scipy.stats  # noqa: F401
+    import scipy.stats  # noqa: F401  loaded for those who use it later
 
 
 def last_line(document: msgspec.Struct) -> None:

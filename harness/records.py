@@ -265,7 +265,7 @@ class Workload(msgspec.Struct, frozen=True):
     api: str = "generate"
     tokenizer: str | None = None  # folder of the tokenizer whose template made token ids of a data set
     range_ratio: float | None = None  # half the width of random lengths, as a share of their mean
-    under_way: bool = False  # whether users begin amid a request, as in a loop that has always run
+    under_way: bool = False  # whether the first C requests were found under way, see workload.py
 
 
 class Settings(msgspec.Struct, frozen=True):

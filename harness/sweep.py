@@ -192,7 +192,10 @@ def opened(
         for server in found.values():
             if isinstance(server, Server) and not server.simulation:
                 reporter.say(f"warming up {server.plan.name}")
-                bench.warm_up(server)
+                if problem := bench.warm_up(server):
+                    reporter.say(
+                        f"warning: {server.plan.name} was not warmed up ({problem}); its first points may be slow"
+                    )
         yield bench
 
 

@@ -125,7 +125,7 @@ def _unchanged(out: Path, now: Manifest) -> RunWriter:
     writer = RunWriter.resume(out)
     then = writer.manifest
     if now.workload.under_way != then.workload.under_way:
-        problem = "requests of an older version, whose users all began at the beginning,"
+        problem = "requests of an older version, whose users all began at the beginning"
     elif now.workload.sha256 != then.workload.sha256:
         problem = f"other requests than {now.workload.dataset} holds now"
     elif now.settings != then.settings:

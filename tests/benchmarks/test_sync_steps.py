@@ -132,7 +132,7 @@ def test_a_server_whose_ring_is_shorter_is_told_apart(
     tmp_path: Path, endpoint: Endpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its own reason is in the line."""
-    endpoint.set_numbers = lambda values, kind: {"draft_sync_steps": 4, "last_error": "not from 1 to 4"}  # type: ignore[method-assign]
+    endpoint.set_numbers = lambda values, kind: {"draft_sync_steps": 4, "last_error": "not from 1 to 4"}  # type: ignore[method-assign]  # a stand-in
     assert main(command(tmp_path, "--steps", "16")) == 2
     assert "does not sync its draft every 16 plain steps: not from 1 to 4" in capsys.readouterr().err
 

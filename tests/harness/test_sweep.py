@@ -17,10 +17,12 @@ import pytest
 from msgspec.structs import replace
 
 from harness import sweep
+from harness.bench import Bench
 from harness.config import SweepConfig, make_config
 from harness.errors import UserError
 from harness.guard import group_alive
 from harness.manifest import new_manifest, workload_of
+from harness.mock import Timing, running_mock
 from harness.records import LevelRow, PointKey, Variant
 from harness.runfolder import RunFolder, RunWriter
 from harness.sittings import settled
@@ -124,6 +126,17 @@ def test_a_run_goes_on_with_the_requests_that_it_began_with(tmp_path: Path) -> N
     assert set(old) == {16}
     assert new[0] != 16
     assert set(new[1:]) == {16}
+
+
+def test_a_server_that_could_not_be_warmed_up_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first points pay for what the warm-up would have loaded: nobody may learn that from the figures alone."""
+    monkeypatch.setattr(Bench, "_prepare", lambda self, server, policy: "server_busy")
+    reporter = Recorder()
+    with running_mock(Timing(0.01, 0.002)) as url:
+        config = make_config({"attach": {"baseline": url}, "variants": ["baseline"], "concurrency": [1], "repeats": 1})
+        outcome = run_sweep(config, tmp_path / "run", ["x"], reporter, Keys())
+    assert (outcome.points, outcome.usable) == (1, 0)
+    assert any("baseline was not warmed up (server_busy)" in line for line in reporter.lines), reporter.lines
 
 
 def test_killed_at_any_moment_loses_no_point(tmp_path: Path) -> None:
