@@ -193,7 +193,7 @@ def divergence(baseline: Server, patched: Server, config: SweepConfig, count: in
     endpoint = patched.endpoint
     endpoint.set_policy(Policy.from_threshold(None))
     static = diverged(wanted, answers(endpoint, requests, at_once))
-    endpoint.wait_idle(WAIT_S)
+    endpoint.flush_when_idle(WAIT_S)
     endpoint.set_policy(config.dynamic_policy)
     before = block(endpoint)
     dynamic = diverged(wanted, answers(endpoint, requests, at_once))
@@ -208,7 +208,7 @@ def acceptance(server: Server, config: SweepConfig, steps: int) -> Acceptance:
     """
     endpoint = server.endpoint
     on, off = Policy.from_threshold(None), Policy.from_threshold(0)
-    endpoint.wait_idle(WAIT_S)
+    endpoint.flush_when_idle(WAIT_S)
     endpoint.set_policy(on)
     before: list[Steps] = []
     after: list[Steps] = []

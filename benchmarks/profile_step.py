@@ -168,7 +168,7 @@ def measure(config: SweepConfig, out: Path, steps: int, cpu: bool) -> Found:
 def profiled(server: Server, config: SweepConfig, variant: Variant, out: Path, steps: int, cpu: bool) -> Profile:
     """The profile of a server under load, in the state of a variant; errors are those of `traced`."""
     policy = policy_of(variant, config)
-    server.endpoint.wait_idle(PATIENCE_S)
+    server.endpoint.flush_when_idle(PATIENCE_S)
     if policy is not None and server.patched:
         server.endpoint.set_policy(policy)
     with under_load(server, config, variant):

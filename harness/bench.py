@@ -157,9 +157,8 @@ class Bench:
         """Make the server ready for a point; the verdict when it cannot be."""
         if not server.endpoint.becomes_healthy():  # a dead one refuses at once
             return "server_died"
-        if server.endpoint.wait_idle(IDLE_TIMEOUT_S) is False:
+        if server.endpoint.flush_when_idle(IDLE_TIMEOUT_S) is False:
             return "server_busy"
-        server.endpoint.flush_cache()
         if policy is not None:
             try:
                 server.endpoint.set_policy(policy)

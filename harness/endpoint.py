@@ -30,6 +30,7 @@ from patched_worker.policy import DWELL_KEY, NEVER_DISABLE, RESUME_KEY, RUNGS_KE
 MAX_BODY_BYTES = 32 * 2**20
 CONTROL_TIMEOUT_S = 20.0
 UNAVAILABLE_S = 0.2  # between two questions to a server that is not ready
+BUSY_S = 0.05  # between two questions to one that is not idle
 CONNECTIONS_PER_PROCESS, MOST_CONNECTIONS = 8, 256
 POLICY_KEYS = {"threshold": THRESHOLD_KEY, "resume_at": RESUME_KEY, "min_dwell": DWELL_KEY}
 
@@ -148,9 +149,28 @@ class Endpoint:
             return None
         return samples or None
 
-    def flush_cache(self) -> bool:
-        """Empty the radix cache; False where the server lacks it or refused because it was busy."""
-        return self._done("/flush_cache")
+    def flush_when_idle(self, timeout_s: float) -> bool | None:
+        """Empty the radix cache as soon as nothing runs and nothing queues.
+
+        SGLang refuses it until then, and that is the truth: its gauges show a request that ended for up to 30 s longer,
+        because a verify step sets them and an idle scheduler does not. They decide where there is no /flush_cache.
+
+        Returns:
+            True once it is idle, False when still busy at the end, None when the server does not say.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._request("/flush_cache", method="POST", admin=True)
+                return True
+            except HttpStatus as answer:
+                if answer.code != HTTPStatus.BAD_REQUEST:
+                    return self._idle_by_gauges(deadline)
+            except (OSError, ValueError):
+                return self._idle_by_gauges(deadline)
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(BUSY_S)
 
     def freeze_gc(self) -> bool:
         """Let SGLang's processes stop collecting what is there by now; False where the server lacks it."""
@@ -205,13 +225,8 @@ class Endpoint:
             raise UserError(f"{self.public_url} is no patched server; start it with `python -m patched_worker`")
         return block
 
-    def wait_idle(self, timeout_s: float) -> bool | None:
-        """Wait until nothing runs and nothing queues.
-
-        Returns:
-            True when idle, False when still busy at the end, None when the server does not say.
-        """
-        deadline = time.monotonic() + timeout_s
+    def _idle_by_gauges(self, deadline: float) -> bool | None:
+        """As `flush_when_idle`, of a server without it."""
         while True:
             samples = self.metrics()
             if samples is None or "sglang:num_running_reqs" not in samples:
@@ -220,7 +235,7 @@ class Endpoint:
                 return True
             if time.monotonic() > deadline:
                 return False
-            time.sleep(0.05)
+            time.sleep(BUSY_S)
 
     def _done(self, path: str) -> bool:
         try:

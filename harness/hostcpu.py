@@ -20,12 +20,17 @@ SEEN = 0.5  # of the window, that two readings must lie apart to speak for it
 
 
 class CpuFigures(msgspec.Struct, frozen=True):
-    """Between two readings; fields are named as the columns of levels.csv, and docs/metrics.md says what they hold."""
+    """Between two readings; what is named as a column of levels.csv is what docs/metrics.md says.
+
+    Attributes:
+        processes_changed: one of the server's processes ended, or one began.
+    """
 
     host_cpu_steal: float | None = None
     host_cpu_busy: float | None = None
     server_cpu_wait: float | None = None
     server_cpu_used: float | None = None
+    processes_changed: bool = False
 
     @property
     def contended(self) -> bool:
@@ -78,13 +83,16 @@ def cpu_figures(before: Reading, after: Reading) -> CpuFigures:
     spent = [_spent(before.processes.get(process, {}), threads) for process, threads in after.processes.items()]
     waited_ns = max(max(threads, key=lambda thread: thread.ran_ns).waited_ns for threads in spent)
     used_ns = sum(thread.ran_ns for threads in spent for thread in threads)
-    return CpuFigures(*host, min(1.0, waited_ns / span_ns), used_ns / span_ns)
+    changed = before.processes.keys() != after.processes.keys()
+    return CpuFigures(*host, min(1.0, waited_ns / span_ns), used_ns / span_ns, changed)
 
 
 def with_cpu(row: LevelRow, figures: CpuFigures) -> LevelRow:
     """The row with what the host's CPUs did in its window."""
-    flags = [*row.flags.split(), *(["cpu_contended"] if figures.contended else [])]
-    return msgspec.structs.replace(row, flags=" ".join(flags), **msgspec.structs.asdict(figures))
+    columns = msgspec.structs.asdict(figures)
+    warnings = {"cpu_contended": figures.contended, "server_processes_changed": columns.pop("processes_changed")}
+    flags = [*row.flags.split(), *(flag for flag, warned in warnings.items() if warned)]
+    return msgspec.structs.replace(row, flags=" ".join(flags), **columns)
 
 
 def _host_shares(before: CpuTicks | None, after: CpuTicks | None) -> tuple[float | None, float | None]:

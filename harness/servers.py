@@ -145,7 +145,7 @@ def prove(
     )
     mark, simulation = identity(info), simulation_of(info)
     started = psutil.Process(process.pid).create_time() if process else None
-    env = {**os.environ, **plan.env} if process else None
+    env = _environment(plan) if process else None
     attached = None if process or simulation else attached_to(endpoint)
     record = ServerRecord(
         server_run=f"{process.pid}@{started:.0f}" if process else f"{endpoint.public_url}#{mark}",
@@ -186,6 +186,15 @@ def _proof(block: dict[str, Any] | None) -> dict[str, Any]:
     return {key: block[key] for key in keys if key in block} if block else {}
 
 
+# SGLang's words for: /health shall not answer by a request of its own, which takes a second, speculates and stands in
+# the gauges for 30 s; and of several HTTP processes none shall be killed, time and again, that imports for over 10 s.
+_QUIET = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false", "SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "120"}
+
+
+def _environment(plan: ServerPlan) -> dict[str, str]:
+    return {**_QUIET, **os.environ, **plan.env}
+
+
 # A server waits for a line before it becomes itself. If we die before the guard knows of it, the line never comes.
 _WAIT = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh")
 
@@ -198,7 +207,7 @@ def _spawn(plan: ServerPlan, port: int, log: Path, guard: Guard) -> subprocess.P
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **plan.env},
+            env=_environment(plan),
             start_new_session=True,  # Ctrl-C must reach us first, and its whole group must be stoppable
         )
     guard.watch(process.pid)

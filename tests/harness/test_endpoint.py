@@ -47,8 +47,7 @@ def test_no_answer_of_use_is_no_answer(name: str) -> None:
     with talking(TALKS[name]) as url:
         server = Endpoint(url)
         assert not server.healthy()
-        assert (server.server_info(), server.metrics(), server.wait_idle(0.0)) == (None, None, None)
-        assert not server.flush_cache()
+        assert (server.server_info(), server.metrics(), server.flush_when_idle(0.0)) == (None, None, None)
         with pytest.raises(UserError, match="did not take the threshold"):
             server.set_policy(Policy.from_threshold(4))
         with pytest.raises(UserError, match="no server answers"):
@@ -145,6 +144,39 @@ def test_a_worker_that_never_disables_says_null_and_is_believed() -> None:
         assert Endpoint(url).set_policy(Policy.from_threshold(None))["threshold"] == -1
         with pytest.raises(UserError, match="refused threshold 8"):
             Endpoint(url).set_policy(Policy.from_threshold(8))
+
+
+def flushing(refusals: int, running: int | None, busy: bytes = b"400 Bad Request") -> Talk:
+    """A server whose /flush_cache refuses so often, and whose gauge shows so many running requests, or is not there."""
+    turn = itertools.count()
+
+    def talk(connection: socket.socket, over: threading.Event) -> None:
+        asks = connection.recv(65536, socket.MSG_PEEK)
+        if b"flush_cache" in asks:
+            refused = saying(b"HTTP/1.1 " + busy + b"\r\ncontent-length: 0\r\n\r\n")
+            (refused if next(turn) < refusals else document(b"Cache flushed."))(connection, over)
+        else:
+            gauge = b"" if running is None else b"sglang:num_running_reqs %d\n" % running
+            document(gauge)(connection, over)
+
+    return talk
+
+
+@pytest.mark.parametrize(
+    ("talk", "idle"),
+    [
+        (flushing(0, running=1), True),  # the gauge lags behind
+        (flushing(3, running=1), True),
+        (flushing(10**6, running=0), False),  # a request that the gauge does not show yet
+        (flushing(10**6, running=0, busy=b"404 Not Found"), True),
+        (flushing(10**6, running=1, busy=b"404 Not Found"), False),
+        (flushing(10**6, running=None, busy=b"401 Unauthorized"), None),
+    ],
+)
+def test_whether_a_server_is_idle_is_said_by_its_flush(talk: Talk, idle: bool | None) -> None:
+    """SGLang empties its cache only when nothing runs; where it cannot be asked to, its gauges decide."""
+    with talking(talk) as url:
+        assert Endpoint(url).flush_when_idle(timeout_s=60 if idle else 0.5) is idle
 
 
 UNAVAILABLE = TALKS["overloaded"]

@@ -77,6 +77,10 @@ def test_who_comes_and_goes_breaks_nothing() -> None:
     after = {MAIN: {10: ThreadTime(3 * S, 0), 20: ThreadTime(2 * S, S)}, (12, 3.0): {12: ThreadTime(4 * S, 2 * S)}}
     got = cpu_figures(reading(0.0, before), reading(10.0, after))
     assert (got.server_cpu_wait, got.server_cpu_used) == pytest.approx((0.2, 0.7))
+    assert got.processes_changed
+    assert not cpu_figures(
+        reading(0.0, before), reading(10.0, {**before, MAIN: {30: ThreadTime(S, 0)}})
+    ).processes_changed
     another = {(10, 9.0): {10: ThreadTime(5 * S, 5 * S)}}  # another process has the server's number
     for lost in ({}, another):
         assert cpu_figures(reading(0.0, before), reading(10.0, lost)) == CpuFigures()
@@ -91,10 +95,11 @@ def test_who_comes_and_goes_breaks_nothing() -> None:
         (CpuFigures(STEAL_LIMIT, 1.0, WAIT_LIMIT, 64.0), "few_requests"),
         (CpuFigures(STEAL_LIMIT + 0.001, 0.5, 0.0, 1.0), "few_requests cpu_contended"),
         (CpuFigures(None, None, WAIT_LIMIT + 0.001, 1.0), "few_requests cpu_contended"),
+        (CpuFigures(0.0, 0.5, 0.0, 1.0, processes_changed=True), "few_requests server_processes_changed"),
     ],
 )
-def test_a_row_says_when_cpus_were_contended(figures: CpuFigures, flags: str) -> None:
-    """Beyond either limit; a busy host alone is none, and a remark is no verdict."""
+def test_a_row_says_when_its_server_was_disturbed(figures: CpuFigures, flags: str) -> None:
+    """Beyond either limit, or by a process that died; a busy host alone is none, and a remark is no verdict."""
     row = with_cpu(ROW, figures)
     assert (row.flags, row.usable, row.server_cpu_used) == (flags, True, figures.server_cpu_used)
     assert (row.host_cpu_steal, row.server_cpu_wait) == (figures.host_cpu_steal, figures.server_cpu_wait)
