@@ -52,6 +52,19 @@ def test_started_servers_are_proven_and_stopped(tmp_path: Path) -> None:
     assert not any(psutil.pid_exists(pid) for pid in pids if pid)
 
 
+def test_started_servers_are_quiet_unless_told_otherwise(tmp_path: Path) -> None:
+    """The process has SGLang's variables for it and the record says so; a plan's own words win."""
+    told = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "7"}
+    plan = ServerPlan("baseline", ("baseline",), (*SIM, "baseline"), told)
+    with running([plan], tmp_path, 200.0, threading.Event(), quiet) as found:
+        server = found["baseline"]
+        assert isinstance(server, Server)
+        environment = psutil.Process(server.record.pid).environ()
+    wanted = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false", **told}
+    for variables in (environment, server.record.env):
+        assert {name: variables.get(name) for name in wanted} == wanted
+
+
 def test_a_listener_of_another_process_is_not_ours(tmp_path: Path) -> None:
     """The negative control of the port check: a server on the same port does not pass for one that failed to bind."""
     plan = ServerPlan("baseline", ("baseline",), (*SIM, "baseline"))
