@@ -93,6 +93,8 @@ def measure(config: SweepConfig, out: Path, command: Sequence[str]) -> list[Path
         with _folder(config, out / "ramp", "ramp", crowds["ramp"], command) as writer:
             plans, workload = server_plans(config), workload_of(config, under_way=False)
             with opened(config, plans, writer, workload, reporter, Keys(), stop) as bench:
+                if lacking := [variant for variant in VARIANTS if variant not in bench.servers]:
+                    raise UserError(f"no server plays {', '.join(lacking)}; its reason is above, or in {out / 'ramp'}")
                 for wave, crowd in crowds.items():
                     if wave == "ramp":
                         _points(config, bench, writer, crowd, reporter, stop)

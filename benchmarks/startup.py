@@ -108,7 +108,7 @@ def start(kind: Kind, config: SweepConfig, logs: Path) -> Start:
     """Start a server, load it, and look at its memory.
 
     Raises:
-        UserError: it did not come up.
+        UserError: it did not come up, or could not be loaded.
     """
     before, began = used_gib(), time.monotonic()
     with running(server_plans(config), logs, config.start_timeout_s, threading.Event(), tell) as found:
@@ -116,17 +116,19 @@ def start(kind: Kind, config: SweepConfig, logs: Path) -> Start:
         (server,) = found.values()
         if isinstance(server, UserError):
             raise server
-        _load(config, server)
+        if problem := _load(config, server):
+            raise UserError(f"the {kind} server was not loaded ({problem}), so its memory says nothing; see {logs}")
         after = used_gib()
         counted = [gpu.index for gpu in server.record.gpus.counted]
         memory = sum(after[index] - before[index] for index in counted) if counted else None
     return Start(kind, round(start_s, 2), None if memory is None else round(memory, 3))
 
 
-def _load(config: SweepConfig, server: Server) -> None:
+def _load(config: SweepConfig, server: Server) -> str | None:
+    """As before a sweep; why it could not be done."""
     run = tempfile.TemporaryDirectory()
     with run as folder, RunWriter.create(Path(folder, "run"), new_manifest(config, ())) as writer:
-        Bench(config, writer, {}, workload_of(config), Counter(), threading.Event()).warm_up(server)
+        return Bench(config, writer, {}, workload_of(config), Counter(), threading.Event()).warm_up(server)
 
 
 def used_gib() -> dict[int, float]:

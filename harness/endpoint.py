@@ -12,7 +12,7 @@ import math
 import ssl
 import time
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -97,18 +97,23 @@ class Endpoint:
         return False
 
     def all_healthy(self, timeout_s: float) -> bool:
-        """Whether /health answers 200 from each of the server's HTTP processes.
+        """Whether /health answers 200 from each of the server's HTTP processes."""
+        return self.healthy(timeout_s) and self._each(lambda: self.healthy(timeout_s))
+
+    def http_processes(self) -> int:
+        """How many processes answer at this address, as the server's arguments have it (`--tokenizer-worker-num`)."""
+        number = (self.server_info() or {}).get("tokenizer_worker_num")
+        return number if isinstance(number, int) and number > 1 else 1
+
+    def _each(self, ask: Callable[[], bool]) -> bool:
+        """Whether each of the HTTP processes that listen says yes.
 
         They share a port; so many connections at once reach all of them, but for bad luck.
         """
-        if not self.healthy(timeout_s):
-            return False
-        processes = (self.server_info() or {}).get("tokenizer_worker_num")
-        if not isinstance(processes, int) or processes < 2:
-            return True
-        asked = min(CONNECTIONS_PER_PROCESS * processes, MOST_CONNECTIONS)
+        processes = self.http_processes()
+        asked = 1 if processes == 1 else min(CONNECTIONS_PER_PROCESS * processes, MOST_CONNECTIONS)
         with ThreadPoolExecutor(asked) as pool:
-            return all(pool.map(lambda _: self.healthy(timeout_s), range(asked)))
+            return all(pool.map(lambda _: ask(), range(asked)))
 
     def require_healthy(self, flag: str, timeout_s: float = 5.0) -> None:
         """Make sure that the server answers.
@@ -156,7 +161,7 @@ class Endpoint:
         because a verify step sets them and an idle scheduler does not. They decide where there is no /flush_cache.
 
         Returns:
-            True once it is idle, False when still busy at the end, None when the server does not say.
+            True once it is idle, False when still busy or silent at the end, None when the server does not say.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -166,6 +171,8 @@ class Endpoint:
             except HttpStatus as answer:
                 if answer.code != HTTPStatus.BAD_REQUEST:
                     return self._idle_by_gauges(deadline)
+            except TimeoutError:
+                pass  # a scheduler that captures a graph or compiles is busy
             except (OSError, ValueError):
                 return self._idle_by_gauges(deadline)
             if time.monotonic() > deadline:
@@ -173,8 +180,11 @@ class Endpoint:
             time.sleep(BUSY_S)
 
     def freeze_gc(self) -> bool:
-        """Let SGLang's processes stop collecting what is there by now; False where the server lacks it."""
-        return self._done("/freeze_gc")
+        """Let SGLang's processes stop collecting what is there by now; False where the server lacks it.
+
+        An HTTP process that is asked hands it on to scheduler and detokenizer, not to the others of its kind.
+        """
+        return self._each(lambda: self._done("/freeze_gc"))
 
     def set_policy(self, policy: Policy) -> dict[str, Any]:
         """Set the switching policy of a patched server and read it back.

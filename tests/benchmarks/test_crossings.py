@@ -11,10 +11,12 @@ import pytest
 
 from benchmarks.crossings import LENGTH_S, WARMUP_S, main, waves
 from benchmarks.oracle import best_level, crossings, judged
+from harness.bench import Bench
 from harness.crowd import Crowd, users_at
 from harness.errors import UserError
 from harness.records import TICK_S, LevelRow, RequestRecord, Variant
 from harness.runfolder import RunFolder, RunWriter
+from tests.harness.faulty import document, talking
 from tests.tuner import runs
 
 THRESHOLD, MOST = 8, 32
@@ -129,3 +131,13 @@ def test_the_command_judges_and_refuses(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["--judge", str(plain.path)]) == 2
     assert main(["--out", str(tmp_path / "new")]) == 2
     assert "give --threshold" in capsys.readouterr().err
+
+
+def test_a_server_that_cannot_switch_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers, and is no patched one: one line, and no point."""
+    monkeypatch.setattr(Bench, "warm_up", lambda self, server: None)
+    with talking(document(b"{}")) as url:
+        assert main(["--attach", url, "--threshold", "8", "--out", str(tmp_path / "new")]) == 2
+    assert "no server plays forced_off, dynamic" in capsys.readouterr().err

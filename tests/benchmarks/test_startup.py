@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import startup
 from benchmarks.startup import Start, extra, judged, variants_of
+from harness.bench import Bench
 from harness.config import SweepConfig, make_config
 from harness.errors import UserError
 from harness.variants import server_plans
@@ -67,3 +68,11 @@ def test_servers_differ_in_the_worker_alone() -> None:
     assert (static.command[2], patched.command[2]) == ("sglang.launch_server", "patched_worker")
     assert patched.command[3:] == (*static.command[3:], "--speculative-disable-batch-threshold", "-1")
     assert patched.env == static.env
+
+
+def test_a_server_that_was_not_loaded_is_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it holds is not what it will hold."""
+    monkeypatch.setattr(Bench, "warm_up", lambda self, server: "server_busy")
+    config = make_config({"sim": SIM, "variants": variants_of("static"), "concurrency": [1]})
+    with pytest.raises(UserError, match=r"static server was not loaded \(server_busy\)"):
+        startup.start("static", config, tmp_path)

@@ -47,7 +47,8 @@ def test_no_answer_of_use_is_no_answer(name: str) -> None:
     with talking(TALKS[name]) as url:
         server = Endpoint(url)
         assert not server.healthy()
-        assert (server.server_info(), server.metrics(), server.flush_when_idle(0.0)) == (None, None, None)
+        assert (server.server_info(), server.metrics()) == (None, None)
+        assert not server.flush_when_idle(0.0)
         with pytest.raises(UserError, match="did not take the threshold"):
             server.set_policy(Policy.from_threshold(4))
         with pytest.raises(UserError, match="no server answers"):
@@ -146,14 +147,17 @@ def test_a_worker_that_never_disables_says_null_and_is_believed() -> None:
             Endpoint(url).set_policy(Policy.from_threshold(8))
 
 
-def flushing(refusals: int, running: int | None, busy: bytes = b"400 Bad Request") -> Talk:
-    """A server whose /flush_cache refuses so often, and whose gauge shows so many running requests, or is not there."""
+def flushing(refusals: int, running: int | None, busy: bytes | None = b"400 Bad Request") -> Talk:
+    """A server whose /flush_cache refuses so often, or does not answer, and whose gauge shows so many running requests,
+    or is not there."""
     turn = itertools.count()
 
     def talk(connection: socket.socket, over: threading.Event) -> None:
         asks = connection.recv(65536, socket.MSG_PEEK)
         if b"flush_cache" in asks:
-            refused = saying(b"HTTP/1.1 " + busy + b"\r\ncontent-length: 0\r\n\r\n")
+            refused = (
+                TALKS["silent"] if busy is None else saying(b"HTTP/1.1 " + busy + b"\r\ncontent-length: 0\r\n\r\n")
+            )
             (refused if next(turn) < refusals else document(b"Cache flushed."))(connection, over)
         else:
             gauge = b"" if running is None else b"sglang:num_running_reqs %d\n" % running
@@ -168,6 +172,8 @@ def flushing(refusals: int, running: int | None, busy: bytes = b"400 Bad Request
         (flushing(0, running=1), True),  # the gauge lags behind
         (flushing(3, running=1), True),
         (flushing(10**6, running=0), False),  # a request that the gauge does not show yet
+        (flushing(2, running=0, busy=None), True),
+        (flushing(10**6, running=0, busy=None), False),  # the scheduler captures a graph
         (flushing(10**6, running=0, busy=b"404 Not Found"), True),
         (flushing(10**6, running=1, busy=b"404 Not Found"), False),
         (flushing(10**6, running=None, busy=b"401 Unauthorized"), None),
@@ -176,7 +182,7 @@ def flushing(refusals: int, running: int | None, busy: bytes = b"400 Bad Request
 def test_whether_a_server_is_idle_is_said_by_its_flush(talk: Talk, idle: bool | None) -> None:
     """SGLang empties its cache only when nothing runs; where it cannot be asked to, its gauges decide."""
     with talking(talk) as url:
-        assert Endpoint(url).flush_when_idle(timeout_s=60 if idle else 0.5) is idle
+        assert Endpoint(url, patience_s=0.5).flush_when_idle(timeout_s=60 if idle else 0.7) is idle
 
 
 UNAVAILABLE = TALKS["overloaded"]
@@ -206,6 +212,21 @@ def test_a_server_is_up_when_each_of_its_http_processes_is() -> None:
     ):
         with talking(processes(count, ready)) as url:
             assert Endpoint(url).all_healthy(timeout_s=60) is up, (count, up)
+
+
+def test_garbage_collection_is_frozen_in_each_http_process() -> None:
+    """One that is asked does not tell the others."""
+    asked: set[int] = set()
+
+    def ready(turn: int) -> bool:
+        asked.add(turn % 4)
+        return True
+
+    with talking(processes(4, ready)) as url:
+        assert Endpoint(url).freeze_gc()
+    assert asked == {0, 1, 2, 3}
+    with talking(processes(4, lambda turn: turn % 4 != 3)) as url:
+        assert not Endpoint(url).freeze_gc()
 
 
 def test_a_server_that_is_not_ready_is_asked_again() -> None:

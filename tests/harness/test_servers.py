@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
 from harness import servers
+from harness.endpoint import Endpoint
 from harness.errors import UserError
 from harness.guard import guarding
 from harness.servers import Server, ServerDied, attach, last_line, owns, reserved_ports, running
 from harness.variants import ServerPlan
+from tests.harness.faulty import document, talking
 
 SIM = (sys.executable, "-m", "harness.sim.server", "--variant")
 
@@ -63,6 +67,20 @@ def test_started_servers_are_quiet_unless_told_otherwise(tmp_path: Path) -> None
     wanted = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false", **told}
     for variables in (environment, server.record.env):
         assert {name: variables.get(name) for name in wanted} == wanted
+
+
+def test_http_processes_that_still_import_are_waited_for() -> None:
+    """They do not listen yet, so no connection finds them lacking; their titles do, where there are any."""
+    title = [f"{servers.HTTP_TITLE}:1", "-c", "import time; time.sleep(600)"]
+    with talking(document(b'{"tokenizer_worker_num": 2}')) as url, ExitStack() as began:
+        for listen in (True, False, True):  # with none of them, one, two
+            assert servers._all_listen(os.getpid(), Endpoint(url)) is listen
+            child = began.enter_context(subprocess.Popen(title, executable=sys.executable))
+            began.callback(child.kill)
+            while psutil.Process(child.pid).cmdline()[:1] != title[:1]:
+                time.sleep(0.01)
+    with talking(document(b'{"tokenizer_worker_num": 1}')) as url:
+        assert servers._all_listen(os.getpid(), Endpoint(url))
 
 
 def test_a_listener_of_another_process_is_not_ours(tmp_path: Path) -> None:
