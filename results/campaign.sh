@@ -7,7 +7,7 @@
 #                                  named now, with the models that it was begun with
 #   campaign.sh wait DIR SECONDS                     show progress until all have ended, at most so long; exit 1 while some run
 #   campaign.sh pack DIR OUT                         what belongs into results/, one DIR/NAME.tar per run, readable at any moment
-#   campaign.sh stop DIR                             every sweep ends as at Ctrl-C; start resumes it
+#   campaign.sh stop DIR                             every sweep ends as at Ctrl-C, within half a minute; start resumes it
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -84,10 +84,11 @@ pack() {
 }
 
 stop() {  # not SIGINT, which a script's background processes ignore from the start
-  local file
-  for file in "$1"/*.pid; do
+  local dir=$1 end=$((SECONDS + 30)) file
+  for file in "$dir"/*.pid; do
     kill -TERM "$(cat "$file")" 2>/dev/null || true
   done
+  while running "$dir" && [ $SECONDS -lt $end ]; do sleep 0.2; done
 }
 
 case ${1:-} in
