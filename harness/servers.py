@@ -189,7 +189,7 @@ def _proof(block: dict[str, Any] | None) -> dict[str, Any]:
 
 # SGLang's words for: /health shall not answer by a request of its own, which takes a second, speculates and stands in
 # the gauges for 30 s; and of several HTTP processes none shall be killed, time and again, that imports for over 10 s.
-_QUIET = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false", "SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "60"}
+_QUIET = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false", "SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "120"}
 
 
 def _environment(plan: ServerPlan) -> dict[str, str]:
