@@ -230,7 +230,7 @@ def _ready(
     log = logs / f"{plan.name}.log"
     endpoint = Endpoint(f"http://127.0.0.1:{port}")
     began = time.monotonic()
-    while not (endpoint.all_healthy(timeout_s=10) and _all_listen(process.pid, endpoint)):
+    while not (_all_listen(process.pid, endpoint) and endpoint.all_healthy(timeout_s=10)):
         if process.poll() is not None:
             return ServerDied(f"server {plan.name} ended with code {process.returncode}: {last_line(log)} (see {log})")
         if stop.is_set():
@@ -249,7 +249,7 @@ def _ready(
 
 
 def _all_listen(pid: int, endpoint: Endpoint) -> bool:
-    """Whether all HTTP processes of a server have begun: one that still imports does not listen, and is not missed.
+    """Whether all HTTP processes of a server have begun: one that still imports is not missed, for the others answer.
 
     SGLang gives each a title when it begins (managers/multi_tokenizer_mixin.py). Where titles are not seen, it passes.
     """
