@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from benchmarks.asked import add_settings, settings_of
+from benchmarks.asked import add_settings, begun, settings_of
 from benchmarks.oracle import Switching, judged
 from harness.bench import Bench
 from harness.config import SweepConfig, make_config
@@ -132,14 +132,10 @@ def _missing(config: SweepConfig, folder: Path) -> list[PointKey]:
 
 
 def _folder(config: SweepConfig, folder: Path, wave: Wave, crowd: Crowd, command: Sequence[str]) -> RunWriter:
-    """A run folder whose manifest holds the wave; one that was begun goes on if it is of the same wave."""
+    """A run folder whose manifest holds the wave; one that was begun goes on."""
     sent: dict[str, Any] = {"wave": wave, "crowd": [list(point) for point in crowd]}
-    if (folder / MANIFEST).exists():
-        if RunFolder(folder).manifest.config.get("crowd") != sent["crowd"]:
-            raise UserError(f"{folder} was begun with another threshold or other users; give another --out")
-        return RunWriter.resume(folder)
     made = new_manifest(config, command, under_way=False)
-    return RunWriter.create(folder, msgspec.structs.replace(made, config=made.config | sent))
+    return begun(folder, msgspec.structs.replace(made, config=made.config | sent))
 
 
 def _same_servers(first: RunWriter, other: RunWriter) -> None:

@@ -23,7 +23,7 @@ from typing import get_args
 
 import msgspec
 
-from benchmarks.asked import add_settings, attached, settings_of
+from benchmarks.asked import add_settings, attached, begun, settings_of
 from benchmarks.stages import Event, Profile, Stage, profile, read_trace
 from harness.config import SweepConfig, make_config
 from harness.console import ConsoleReporter
@@ -35,7 +35,6 @@ from harness.load_plan import LoadPlan
 from harness.manifest import new_manifest, workload_of
 from harness.records import PointKey, Variant
 from harness.regular import replace_file
-from harness.runfolder import MANIFEST, RunWriter
 from harness.servers import Server
 from harness.sweep import Keys, interruptible, opened
 from harness.variants import policy_of, server_plans
@@ -150,7 +149,7 @@ def measure(config: SweepConfig, out: Path, steps: int, cpu: bool) -> Found:
     with (
         ConsoleReporter() as reporter,
         interruptible() as stop,
-        RunWriter.resume(run) if (run / MANIFEST).exists() else RunWriter.create(run, made) as writer,
+        begun(run, made) as writer,
     ):
         for phase in [plans] * bool(plans) if config.together else [[plan] for plan in plans]:
             with opened(config, phase, writer, workload_of(config), reporter, Keys(), stop) as bench:

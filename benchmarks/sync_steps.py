@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.asked import add_settings, attached, settings_of
+from benchmarks.asked import add_settings, attached, begun, settings_of
 from benchmarks.claims import Claim, off_claims, table
 from harness.bench import Bench
 from harness.config import SweepConfig, make_config
@@ -154,14 +154,10 @@ def _told(steps: int, before: tuple[int, int], after: tuple[int, int]) -> str:
 
 
 def _folder(config: SweepConfig, out: Path, number: int | None, command: Sequence[str]) -> RunWriter:
-    """A run folder, begun or gone on with if it is of the same requests."""
+    """The run folder of one number of steps."""
     folder = out / (REFERENCE if number is None else FOLDER.format(number))
     made = new_manifest(config, command)
-    if not (folder / MANIFEST).exists():
-        return RunWriter.create(folder, msgspec.structs.replace(made, config=made.config | {"sync_steps": number}))
-    if RunFolder(folder).manifest.workload.sha256 != made.workload.sha256:
-        raise UserError(f"{folder} was begun with other requests; give another --out")
-    return RunWriter.resume(folder)
+    return begun(folder, msgspec.structs.replace(made, config=made.config | {"sync_steps": number}))
 
 
 def judged(out: Path) -> Found:

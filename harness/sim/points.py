@@ -79,7 +79,7 @@ def read_measured(folders: Sequence[Path]) -> Measured:
     variant was the same; other servers are left out.
 
     Raises:
-        UserError: one is no run, not measured, or of another workload or GPU than the first.
+        UserError: one is no run, not measured, or of another workload, beginning or GPU than the first.
     """
     if not folders:
         raise UserError("no run folder was given; name one made by sweep")
@@ -88,6 +88,7 @@ def read_measured(folders: Sequence[Path]) -> Measured:
         if run.manifest.source != "measured":
             raise UserError(f"{run.path} is {run.manifest.source}; a preset is made from measured runs only")
     lengths = _same(runs, "request lengths", _lengths)
+    _same(runs, "requests found under way", lambda run: run.manifest.workload.under_way)
     gpu = _same(runs, "GPU", _gpu)
     servers: dict[Variant, ServerRecord] = {}
     same: dict[Variant, Hashable] = {}

@@ -211,6 +211,12 @@ def test_unfit_runs_are_refused(tmp_path: Path) -> None:
     longer = write_run(tmp_path / "long", preset, levels, PLAYED[:1], output_tokens=50)
     with pytest.raises(UserError, match="request lengths"):
         make_preset([good, longer], levels)
+    begun = write_run(tmp_path / "begun", preset, levels, PLAYED[:1])
+    manifest = json.loads((begun / "manifest.json").read_text())
+    manifest["workload"]["under_way"] = True
+    (begun / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="under way True"):
+        make_preset([good, begun], levels)
     silent = write_run(tmp_path / "silent", preset, levels, PLAYED[2:3], accept_len=None)
     base = write_run(tmp_path / "base", preset, levels, PLAYED[:2])
     with pytest.raises(UserError, match="eagle3 has no accept_len"):
