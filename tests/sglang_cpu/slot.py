@@ -22,6 +22,7 @@ from tests.sglang_cpu.machines import Machine
 from tests.sglang_cpu.servers import Arrangement, Server, Wanted
 
 RING_STEPS = 11  # more than twice the draft tokens, and no multiple of them
+CHUNK_TOKENS = 64  # of a prefill: six requests fill it in fewer plain steps than RING_STEPS
 MAX_ILLNESSES = 4  # restarts cost the time in which other tests would run
 STRICT_CHECKS = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2",
@@ -226,8 +227,9 @@ def patched(
 
 
 def paged(arrangement: Arrangement, models: Path, probes: Path) -> Wanted:
-    """The same with pages of 16 slots, and requests retracted every third step."""
-    extra, variables = ("--page-size", "16"), {"SGLANG_TEST_RETRACT": "1"}
+    """The same with pages of 16 slots, requests retracted every third step, and on v2 prompts prefilled in chunks."""
+    chunks = ("--chunked-prefill-size", str(CHUNK_TOKENS)) if arrangement.worker == "v2" else ()
+    extra, variables = ("--page-size", "16", *chunks), {"SGLANG_TEST_RETRACT": "1"}
     return patched(arrangement, models, probes, extra=extra, variables=variables, name="paged")
 
 
