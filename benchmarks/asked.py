@@ -1,21 +1,17 @@
-"""What the benchmarks that measure servers have in common: settings, models and servers on their command lines, and
-run folders that the same command goes on with."""
+"""What the benchmarks that measure servers are told, and what they need of a start: settings, models, servers."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from harness.config import load_config
 from harness.errors import UserError
-from harness.records import Manifest
-from harness.runfolder import MANIFEST, RunFolder, RunWriter
-
-# What another sitting may change: how long a start may take, and on which GPU.
-_FREE, _FREE_ENV = "start_timeout", "CUDA_VISIBLE_DEVICES"
+from harness.records import Variant
+from harness.runfolder import MANIFEST
+from harness.servers import Server
 
 
 def add_settings(parser: argparse.ArgumentParser, config: str = "a sweep's settings") -> None:
@@ -48,25 +44,16 @@ def attached(words: list[str] | None) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words or ())
 
 
-def begun(folder: Path, made: Manifest) -> RunWriter:
-    """A run folder begun with this manifest, or gone on with where it was begun with the same settings and requests.
+def require_players(servers: Mapping[Variant, Server], variants: Sequence[Variant], run: Path) -> None:
+    """Make sure that each of the variants has a server.
+
+    Args:
+        servers: by the variants that they can play.
+        variants: what is to be measured.
+        run: the folder whose manifest says why one is not there.
 
     Raises:
-        UserError: it was begun with others; the message names what differs.
+        UserError: one is not.
     """
-    if not (folder / MANIFEST).exists():
-        return RunWriter.create(folder, made)
-    before = RunFolder(folder).manifest
-    then, now = _settings(before), _settings(made)
-    differing = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
-    if not differing and before.workload.sha256 != made.workload.sha256:
-        differing = ["requests"]
-    if differing:
-        raise UserError(f"{folder} was begun with other {', '.join(differing)}; give another --out")
-    return RunWriter.resume(folder)
-
-
-def _settings(manifest: Manifest) -> dict[str, Any]:
-    settings: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(manifest.config))  # as read from a file
-    env = {name: value for name, value in settings.get("server_env", {}).items() if name != _FREE_ENV}
-    return {name: value for name, value in settings.items() if name != _FREE} | {"server_env": env}
+    if lacking := [variant for variant in variants if variant not in servers]:
+        raise UserError(f"no server plays {', '.join(lacking)}; its reason is above, or in {run / MANIFEST}")

@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from benchmarks.asked import add_settings, begun, settings_of
+from benchmarks.asked import add_settings, require_players, settings_of
+from benchmarks.folders import begun, share_servers
 from benchmarks.oracle import Switching, judged
 from harness.bench import Bench
 from harness.config import SweepConfig, make_config
@@ -93,14 +94,13 @@ def measure(config: SweepConfig, out: Path, command: Sequence[str]) -> list[Path
         with _folder(config, out / "ramp", "ramp", crowds["ramp"], command) as writer:
             plans, workload = server_plans(config), workload_of(config, under_way=False)
             with opened(config, plans, writer, workload, reporter, Keys(), stop) as bench:
-                if lacking := [variant for variant in VARIANTS if variant not in bench.servers]:
-                    raise UserError(f"no server plays {', '.join(lacking)}; its reason is above, or in {out / 'ramp'}")
+                require_players(bench.servers, VARIANTS, out / "ramp")
                 for wave, crowd in crowds.items():
                     if wave == "ramp":
                         _points(config, bench, writer, crowd, reporter, stop)
                         continue
                     with _folder(config, out / wave, wave, crowd, command) as other:
-                        _same_servers(writer, other)
+                        share_servers(writer, other)
                         _points(config, bench, other, crowd, reporter, stop)
     return folders
 
@@ -136,19 +136,6 @@ def _folder(config: SweepConfig, folder: Path, wave: Wave, crowd: Crowd, command
     sent: dict[str, Any] = {"wave": wave, "crowd": [list(point) for point in crowd]}
     made = new_manifest(config, command, under_way=False)
     return begun(folder, msgspec.structs.replace(made, config=made.config | sent))
-
-
-def _same_servers(first: RunWriter, other: RunWriter) -> None:
-    manifest = first.manifest
-    other.set_manifest(
-        msgspec.structs.replace(
-            other.manifest,
-            servers=other.manifest.servers | manifest.servers,
-            variants=manifest.variants,
-            source=manifest.source,
-            simulation=manifest.simulation,
-        )
-    )
 
 
 def line(found: Switching) -> str:

@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 from scipy import stats
 
-from benchmarks.asked import add_settings, attached, settings_of
+from benchmarks.asked import add_settings, attached, require_players, settings_of
 from benchmarks.profile_step import under_load
 from harness.config import SweepConfig, make_config
 from harness.console import ConsoleReporter
@@ -263,9 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             RunWriter.create(asked.out, made) as writer,
             opened(config, plans, writer, workload_of(config), reporter, Keys(), stop) as bench,
         ):
-            missing = [name for name in VARIANTS if name not in bench.servers]
-            if missing:
-                raise UserError(f"no server plays {', '.join(missing)}; see {asked.out / 'manifest.json'}")
+            require_players(bench.servers, VARIANTS, asked.out)
             patched = bench.servers["dynamic"]
             reporter.say(f"asking for {asked.answers} answers of each of three")
             apart = divergence(bench.servers["baseline"], patched, config, asked.answers, config.max_concurrency)

@@ -23,7 +23,8 @@ from typing import get_args
 
 import msgspec
 
-from benchmarks.asked import add_settings, attached, begun, settings_of
+from benchmarks.asked import add_settings, attached, settings_of
+from benchmarks.folders import begun
 from benchmarks.stages import Event, Profile, Stage, profile, read_trace
 from harness.config import SweepConfig, make_config
 from harness.console import ConsoleReporter

@@ -21,8 +21,9 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.asked import add_settings, attached, begun, settings_of
+from benchmarks.asked import add_settings, attached, require_players, settings_of
 from benchmarks.claims import Claim, off_claims, table
+from benchmarks.folders import begun, share_servers
 from harness.bench import Bench
 from harness.config import SweepConfig, make_config
 from harness.console import ConsoleReporter
@@ -67,14 +68,14 @@ def steps_of(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def settings(asked: argparse.Namespace, steps: Sequence[int]) -> SweepConfig:
-    """The sweep's settings, off and its reference only, with a ring that holds the most steps.
+def settings(asked: argparse.Namespace) -> SweepConfig:
+    """The sweep's settings, off and its reference only, with a ring that holds whatever may be asked for later.
 
     Raises:
         UserError: a setting that cannot be.
     """
     document = settings_of(asked, "sim", "repeats") | {"variants": list(VARIANTS), "time_scale": asked.time_scale}
-    document["server_env"] = document.get("server_env", {}) | {DRAFT_SYNC_STEPS: str(max(steps))}
+    document["server_env"] = document.get("server_env", {}) | {DRAFT_SYNC_STEPS: str(MAX_DRAFT_SYNC_STEPS)}
     if asked.attach:
         document["attach"] = attached(asked.attach)
     return make_config(document)
@@ -105,8 +106,7 @@ def measure(config: SweepConfig, steps: Sequence[int], out: Path, command: Seque
         if not todo:
             return
         with opened(config, server_plans(config), folders[None], workload_of(config), reporter, Keys(), stop) as bench:
-            if lacking := [variant for variant in VARIANTS if variant not in bench.servers]:
-                raise UserError(f"no server plays {', '.join(lacking)}; its reason is above, or in {out}/{REFERENCE}")
+            require_players(bench.servers, VARIANTS, out / REFERENCE)
             benches = {number: _bench(config, writer, folders[None], bench, stop) for number, writer in folders.items()}
             reporter.plan(len(todo), config.load_s * len(todo))
             for at, (number, key) in enumerate(todo, start=1):
@@ -124,11 +124,8 @@ def measure(config: SweepConfig, steps: Sequence[int], out: Path, command: Seque
 
 def _bench(config: SweepConfig, writer: RunWriter, first: RunWriter, bench: Bench, stop: threading.Event) -> Bench:
     """The same servers, writing into another folder, whose manifest says so."""
-    manifest = first.manifest
     if writer is not first:
-        servers = writer.manifest.servers | manifest.servers
-        shared = {name: getattr(manifest, name) for name in ("variants", "source", "simulation")}
-        writer.set_manifest(msgspec.structs.replace(writer.manifest, servers=servers, **shared))
+        share_servers(first, writer)
     return Bench(config, writer, bench.servers, bench.workload, attempts_of(writer.path, writer.rows), stop)
 
 
@@ -200,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise UserError("give --out FOLDER, or --judge FOLDER")
             steps = steps_of(asked.steps)
             command = ("benchmarks.sync_steps", *(sys.argv[1:] if arguments is None else arguments))
-            measure(settings(asked, steps), steps, asked.out, command)
+            measure(settings(asked), steps, asked.out, command)
         found = judged(asked.judge or asked.out)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

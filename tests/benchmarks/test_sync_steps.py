@@ -45,7 +45,7 @@ def test_all_steps_take_turns_with_the_reference() -> None:
 
 
 class Endpoint:
-    """A patched server that counts as many catch-ups as its steps make of 480 plain ones; up to 16 it takes."""
+    """A patched server that counts as many catch-ups as its steps make of 480 plain ones; up to 64 it takes."""
 
     public_url = "http://here"
 
@@ -54,8 +54,8 @@ class Endpoint:
         self.set_to: list[int] = []
 
     def set_numbers(self, values: dict[str, int], kind: str) -> dict[str, Any]:
-        if values[SYNC_KEY] > 16:
-            return {"draft_sync_steps": self.steps, "last_error": "not from 1 to 16"}
+        if values[SYNC_KEY] > 64:
+            return {"draft_sync_steps": self.steps, "last_error": "not from 1 to 64"}
         self.steps = values[SYNC_KEY]
         self.set_to.append(self.steps)
         return {"draft_sync_steps": self.steps}
@@ -94,7 +94,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Endpoint:
 
     @contextmanager
     def opened(config: Any, plans: Any, writer: Any, workload: Any, *rest: Any) -> Iterator[Bench]:
-        assert config.server_env[DRAFT_SYNC_STEPS] == "16"
+        assert config.server_env[DRAFT_SYNC_STEPS] == "64"
         server = SimpleNamespace(simulation=None, endpoint=endpoint)
         yield Bench(config, writer, dict.fromkeys(("baseline", "forced_off"), server), workload)
 
@@ -124,8 +124,8 @@ def test_each_number_is_set_before_its_points_and_kept_apart(
             (variant, level, repeat) for level in LEVELS for repeat in (1, 2)
         }
 
-    assert main(command(tmp_path, "--steps", "1,4,16")) == 0
-    assert endpoint.set_to[8:] == [1] * 4
+    assert main(command(tmp_path, "--steps", "1,4,16,64")) == 0
+    assert sorted(endpoint.set_to[8:]) == [1] * 4 + [64] * 4
 
 
 def test_a_server_whose_ring_is_shorter_is_told_apart(

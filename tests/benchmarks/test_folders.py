@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks.asked import begun
+from benchmarks.folders import begun
 from harness.config import make_config
 from harness.errors import UserError
 from harness.manifest import new_manifest
