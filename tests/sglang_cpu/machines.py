@@ -74,6 +74,7 @@ CPU = Machine(
         ("TRITON_INTERPRET", "1"),  # before the first import of triton
         ("TORCHDYNAMO_DISABLE", "1"),  # compiling needs a C++ compiler and takes minutes
         ("CUDA_VISIBLE_DEVICES", ""),
+        ("SGLANG_NCCL_SO_PATH", "none"),  # PyPI's torch brings NCCL, which two ranks would take and which wants a GPU
         ("OMP_NUM_THREADS", "1"),
     ),
     resident=3 if psutil.virtual_memory().available > 3 * SERVER_BYTES else 1,
